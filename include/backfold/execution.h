@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Execution: where and how a call runs.
+//
+// The same call gives the same bytes on every backend, so choosing one is a matter of speed and of
+// where the memory is. Forcing one is for tests and benchmarks.
+
+#ifndef BACKFOLD_EXECUTION_H_
+#define BACKFOLD_EXECUTION_H_
+
+#include <cstdint>
+#include <span>
+#include <string_view>
+
+#include "backfold/status.h"
+
+namespace backfold {
+
+enum class Backend : std::uint8_t {
+  kCpu,        // host memory: the best SIMD target of this machine, else the reference
+  kReference,  // host memory: the scalar loops that define each codec
+  kSimd,       // host memory: SIMD or an error
+  kCuda,       // device memory
+};
+
+struct Execution {
+  Backend backend = Backend::kCpu;
+
+  // Host threads that share the work, this one included. They split on group borders only.
+  int threads = 1;
+
+  // For kSimd: one of simd_targets(); empty means the best.
+  std::string_view simd_target = {};
+
+  // For kCuda: a cudaStream_t. The call returns when its kernels are enqueued there; memory must
+  // stay valid until they have run.
+  void* stream = nullptr;
+
+  // If given, receives the name of what ran: "reference", "cuda", or the SIMD target's name.
+  std::string_view* ran = nullptr;
+};
+
+// Names of the SIMD targets that this build has and this machine runs, best first.
+std::span<const std::string_view> simd_targets();
+
+// Whether this build holds CUDA kernels. Says nothing about a GPU being there.
+bool built_with_cuda();
+
+}  // namespace backfold
+
+#endif  // BACKFOLD_EXECUTION_H_
