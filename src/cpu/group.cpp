@@ -1,0 +1,275 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Group quantizer, SIMD. Per target: the -inl.h files have the kernels of a group, this file walks
+// over groups and hands those off the fast path to the reference.
+
+#include "cpu/group.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "cpu/group.cpp"
+#include <hwy/foreach_target.h>
+#include <hwy/highway.h>
+
+#include <hwy/cache_control.h>
+
+#include <algorithm>
+#include <type_traits>
+
+#include "core/group_geometry.h"
+#include "core/group_reference.h"
+#include "cpu/targets.h"
+
+// After foreach_target.h: compiled again for each target.
+#include "cpu/group_draw-inl.h"
+#include "cpu/group_place-inl.h"
+#include "cpu/group_range-inl.h"
+#include "cpu/rotation-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace backfold::cpu {
+namespace HWY_NAMESPACE {
+#if HWY_TARGET == HWY_SCALAR || HWY_TARGET == HWY_EMU128
+
+// Never chosen (targets.cpp): the reference serves machines without SIMD.
+GroupKernels Kernels() { return {}; }
+
+#else
+
+// Columns that a strided tile gathers at a time: a cache line of fp32.
+constexpr int kTileColumns = 16;
+
+// Destinations at least this large are written past the caches, which could not hold them anyway.
+constexpr std::int64_t kStreamBytes = std::int64_t{4} << 20;
+
+template <typename T>
+class Packer {
+ public:
+  Packer(const GroupFormat& format, core::MixedKey key, void* payload)
+      : format_(format),
+        geometry_(format),
+        key_(key),
+        headers_(static_cast<std::uint32_t*>(payload)),
+        codes_(static_cast<std::uint8_t*>(payload) + geometry_.header_bytes),
+        levels_(core::levels_for(format.bits, format.zero_exact, false)) {}
+
+  // Packs up to kBatch groups of `count` elements. source(i) points at the contiguous elements of
+  // the i-th, which is group number `first` + i.
+  template <typename Source>
+  void pack(Source source, int groups, int count, std::int64_t first) {
+    // fp64 elements may be positive and round to zero: the reference tells them apart.
+    const bool fast = count == format_.group && !(sizeof(T) == 8 && format_.zero_exact);
+    const float* values[kBatch];
+    bool plain[kBatch] = {};
+    RangeBatch ranges;
+    for (int i = 0; fast && i < groups; ++i) plain[i] = read(source(i), i, ranges, &values[i]);
+    const bool room = round_outward(ranges, groups, levels_, format_.layout == Layout::kRotated);
+
+    GroupDraw draws[kBatch];
+    int drawn = 0;
+    for (int i = 0; i < groups; ++i) {
+      const std::int64_t group = first + i;
+      std::uint8_t* codes = codes_ + static_cast<std::size_t>(group) * geometry_.code_bytes;
+      if (plain[i]) {
+        headers_[group] = ranges.header[i];
+        draws[drawn++] = {values[i], codes, ranges.base[i], ranges.inverse[i],
+                          first_block_of(group)};
+      } else {
+        core::reference_pack_group(format_, source(i), 1, count, key_,
+                                   static_cast<std::uint64_t>(group), headers_ + group, codes);
+      }
+    }
+    draw_codes(format_.bits, format_.zero_exact, format_.group, !room,
+               {draws, drawn, levels_, key_.second});
+  }
+
+ private:
+  // Reads a group's values, rotates them if the layout asks for it, and finds their range. False
+  // for a group off the fast path.
+  bool read(const T* source, int i, RangeBatch& ranges, const float** values) {
+    Extremes extremes = read_group(source, format_.group, format_.zero_exact, buffer_[i]);
+    if (!extremes.plain()) return false;
+    *values = buffer_[i];
+    if constexpr (std::is_same_v<T, float>) *values = source;
+    if (format_.layout == Layout::kRotated) {
+      rotate(*values, buffer_[i]);
+      *values = buffer_[i];
+      extremes = read_group(buffer_[i], core::kRotation, false, nullptr);
+      if (!extremes.within_limits()) return false;
+    }
+    ranges.low[i] = extremes.low;
+    ranges.high[i] = extremes.high;
+    return true;
+  }
+
+  std::uint32_t first_block_of(std::int64_t group) const {
+    const std::uint64_t block = static_cast<std::uint64_t>(group) *
+                                static_cast<std::uint64_t>(format_.group / core::kRandomBlock);
+    return static_cast<std::uint32_t>(block) + core::block_offset(key_, block);
+  }
+
+  const GroupFormat& format_;
+  core::GroupGeometry geometry_;
+  core::MixedKey key_;
+  std::uint32_t* headers_;
+  std::uint8_t* codes_;
+  core::Levels levels_;
+  HWY_ALIGN float buffer_[kBatch][256];
+};
+
+template <typename T>
+class Unpacker {
+ public:
+  Unpacker(const GroupFormat& format, const void* payload, const void* destination)
+      : format_(format),
+        geometry_(format),
+        headers_(static_cast<const std::uint32_t*>(payload)),
+        codes_(static_cast<const std::uint8_t*>(payload) + geometry_.header_bytes),
+        levels_(core::levels_for(format.bits, format.zero_exact, false)),
+        stream_(format.layout == Layout::kFlat &&
+                format.count * static_cast<std::int64_t>(sizeof(T)) >= kStreamBytes &&
+                reinterpret_cast<std::uintptr_t>(destination) % 64 == 0) {}
+
+  ~Unpacker() {
+    if (stream_) hwy::FlushStream();
+  }
+
+  // Restores a group into contiguous elements.
+  void unpack(std::int64_t group, T* destination, int count) {
+    const std::uint32_t header = headers_[group];
+    const std::uint8_t* codes = codes_ + static_cast<std::size_t>(group) * geometry_.code_bytes;
+    const core::Grid grid = core::grid_in(header, levels_);
+    const bool plain = (header & core::kExponentMask) != core::kExponentMask &&
+                       core::kind_in(header) == 0 && core::is_moderate(grid, levels_);
+    const bool rotated = format_.layout == Layout::kRotated && (header & core::kExtended) == 0;
+    if (!plain || count != format_.group) {
+      core::reference_unpack_group(format_, header, codes, destination, 1, count);
+      return;
+    }
+    if (rotated) {
+      HWY_ALIGN float values[core::kRotation];
+      place_values(format_.bits, codes, format_.group, core::scaled_for_rotation(grid), false,
+                   false, values);
+      rotate_back(values, destination);
+    } else {
+      place_values(format_.bits, codes, format_.group, grid, format_.zero_exact, stream_,
+                   destination);
+    }
+  }
+
+ private:
+  const GroupFormat& format_;
+  core::GroupGeometry geometry_;
+  const std::uint32_t* headers_;
+  const std::uint8_t* codes_;
+  core::Levels levels_;
+  bool stream_;
+};
+
+// Calls tile(first group, columns, span of the first) for runs of neighbouring columns that share
+// rows.
+template <typename Tile>
+void for_tiles(const GroupFormat& format, std::int64_t begin, std::int64_t end, Tile tile) {
+  while (begin < end) {
+    const std::int64_t left = format.columns - begin % format.columns;
+    const int columns = static_cast<int>(std::min<std::int64_t>({kTileColumns, left, end - begin}));
+    tile(begin, columns, core::span_of(format, begin));
+    begin += columns;
+  }
+}
+
+template <typename T>
+void PackTyped(const GroupFormat& format, const T* source, core::MixedKey key, void* payload,
+               std::int64_t begin, std::int64_t end) {
+  Packer<T> packer(format, key, payload);
+  if (format.layout != Layout::kStrided) {
+    const std::int64_t whole = std::min(end, format.count / format.group);
+    for (std::int64_t group = begin; group < whole; group += kBatch) {
+      const T* first = source + group * format.group;
+      packer.pack([&](int i) { return first + i * format.group; },
+                  static_cast<int>(std::min<std::int64_t>(kBatch, whole - group)), format.group,
+                  group);
+    }
+    if (whole < end) {
+      const core::GroupSpan last = core::span_of(format, whole);
+      packer.pack([&](int) { return source + last.offset; }, 1, last.count, whole);
+    }
+    return;
+  }
+  HWY_ALIGN T tile[kTileColumns][128];
+  for_tiles(format, begin, end, [&](std::int64_t group, int columns, const core::GroupSpan& span) {
+    for (int row = 0; row < span.count; ++row)
+      for (int column = 0; column < columns; ++column)
+        tile[column][row] = source[span.offset + row * span.stride + column];
+    for (int column = 0; column < columns; column += kBatch)
+      packer.pack([&](int i) { return tile[column + i]; }, std::min(kBatch, columns - column),
+                  span.count, group + column);
+  });
+}
+
+template <typename T>
+void UnpackTyped(const GroupFormat& format, const void* payload, T* destination, std::int64_t begin,
+                 std::int64_t end) {
+  Unpacker<T> unpacker(format, payload, destination);
+  if (format.layout != Layout::kStrided) {
+    for (std::int64_t group = begin; group < end; ++group) {
+      const core::GroupSpan span = core::span_of(format, group);
+      unpacker.unpack(group, destination + span.offset, span.count);
+    }
+    return;
+  }
+  HWY_ALIGN T tile[kTileColumns][128];
+  for_tiles(format, begin, end, [&](std::int64_t group, int columns, const core::GroupSpan& span) {
+    for (int column = 0; column < columns; ++column)
+      unpacker.unpack(group + column, tile[column], span.count);
+    for (int row = 0; row < span.count; ++row)
+      for (int column = 0; column < columns; ++column)
+        destination[span.offset + row * span.stride + column] = tile[column][row];
+  });
+}
+
+void Pack(const GroupFormat& format, const void* source, core::MixedKey key, void* payload,
+          std::int64_t begin, std::int64_t end) {
+  switch (format.type) {
+    case ElementType::kF16:
+      return PackTyped(format, static_cast<const core::Half*>(source), key, payload, begin, end);
+    case ElementType::kBF16:
+      return PackTyped(format, static_cast<const core::BFloat*>(source), key, payload, begin, end);
+    case ElementType::kF64:
+      return PackTyped(format, static_cast<const double*>(source), key, payload, begin, end);
+    default:
+      return PackTyped(format, static_cast<const float*>(source), key, payload, begin, end);
+  }
+}
+
+void Unpack(const GroupFormat& format, const void* payload, void* destination, std::int64_t begin,
+            std::int64_t end) {
+  switch (format.type) {
+    case ElementType::kF16:
+      return UnpackTyped(format, payload, static_cast<core::Half*>(destination), begin, end);
+    case ElementType::kBF16:
+      return UnpackTyped(format, payload, static_cast<core::BFloat*>(destination), begin, end);
+    case ElementType::kF64:
+      return UnpackTyped(format, payload, static_cast<double*>(destination), begin, end);
+    default:
+      return UnpackTyped(format, payload, static_cast<float*>(destination), begin, end);
+  }
+}
+
+GroupKernels Kernels() { return {&Pack, &Unpack}; }
+
+#endif  // HWY_TARGET
+}  // namespace HWY_NAMESPACE
+}  // namespace backfold::cpu
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace backfold::cpu {
+
+HWY_EXPORT(Kernels);
+
+GroupKernels group_kernels(std::int64_t target_bit) {
+  return BACKFOLD_KERNELS_FOR(Kernels, target_bit)();
+}
+
+}  // namespace backfold::cpu
+#endif  // HWY_ONCE
