@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The group quantizer's way to its kernels.
+
+#include "cuda/group.h"
+
+#include "core/convert.h"
+#include "core/group_geometry.h"
+#include "cuda/group_launch.h"
+#include "cuda/group_task.cuh"
+#include "cuda/witness.h"
+
+namespace backfold::cuda {
+namespace {
+
+GroupTask task_of(const GroupFormat& format, const void* tensor, const void* payload,
+                  core::MixedKey key) {
+  const core::GroupGeometry geometry(format);
+  auto* bytes = static_cast<std::uint8_t*>(const_cast<void*>(payload));
+  const std::int64_t row_bytes = format.columns * static_cast<std::int64_t>(size_of(format.type));
+  GroupTask task{};
+  task.headers = reinterpret_cast<std::uint32_t*>(bytes);
+  task.codes = bytes + geometry.header_bytes;
+  task.groups = geometry.groups;
+  task.count = format.count;
+  task.columns = format.columns;
+  task.rows = format.columns > 0 ? format.count / format.columns : 0;
+  task.key = key;
+  task.bits = format.bits;
+  task.group = format.group;
+  task.zero_exact = format.zero_exact;
+  task.rotated = format.layout == Layout::kRotated;
+  task.aligned =
+      is_aligned(tensor, 16) && (format.layout != Layout::kStrided || row_bytes % 16 == 0);
+  return task;
+}
+
+Status launch(const GroupFormat& format, const GroupTask& task, bool pack, void* stream) {
+  if (format.count == 0) return {};
+  const auto cuda_stream = static_cast<cudaStream_t>(stream);
+  switch (format.layout) {
+    case Layout::kStrided:
+      return launch_strided_groups(format, task, pack, cuda_stream);
+    case Layout::kRotated:
+      return launch_rotated_groups(format, task, pack, cuda_stream);
+    default:
+      return launch_flat_groups(format, task, pack, cuda_stream);
+  }
+}
+
+// Mapping    one element per thread
+// Launch     blocks of 256, a grid as large as the work
+// Alignment  by element
+// Bytes      source once
+template <typename T>
+__global__ void find_negative_kernel(const T* source, std::int64_t count, Witness* witness) {
+  const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+  if (i >= count) return;
+  if constexpr (sizeof(T) == 8) {
+    if (source[i] < 0.0) testify(witness, i);
+  } else {
+    if (core::to_float(source[i]) < 0.0f) testify(witness, i);
+  }
+}
+
+}  // namespace
+
+Status pack_group(const GroupFormat& format, const void* source, core::MixedKey key, void* payload,
+                  void* stream) {
+  GroupTask task = task_of(format, source, payload, key);
+  task.source = source;
+  return launch(format, task, true, stream);
+}
+
+Status unpack_group(const GroupFormat& format, const void* payload, void* destination,
+                    void* stream) {
+  GroupTask task = task_of(format, destination, payload, {});
+  task.destination = destination;
+  return launch(format, task, false, stream);
+}
+
+Status find_negative(const GroupFormat& format, const void* source, void* stream,
+                     std::int64_t* index) {
+  *index = -1;
+  if (format.count == 0) return {};
+  unsigned blocks = 0;
+  BACKFOLD_RETURN_IF_ERROR(blocks_for(format.count, 256, &blocks));
+  const auto cuda_stream = static_cast<cudaStream_t>(stream);
+  Witness witness;
+  const auto look = [&]<typename T>(const T* elements) {
+    return hear_witness(cuda_stream, &witness, [&](Witness* out) {
+      find_negative_kernel<<<blocks, 256, 0, cuda_stream>>>(elements, format.count, out);
+    });
+  };
+  Status status;
+  switch (format.type) {
+    case ElementType::kF16:
+      status = look(static_cast<const core::Half*>(source));
+      break;
+    case ElementType::kBF16:
+      status = look(static_cast<const core::BFloat*>(source));
+      break;
+    case ElementType::kF64:
+      status = look(static_cast<const double*>(source));
+      break;
+    default:
+      status = look(static_cast<const float*>(source));
+  }
+  *index = witness.index;
+  return status;
+}
+
+}  // namespace backfold::cuda

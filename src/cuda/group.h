@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// CUDA kernels of the group quantizer. Arguments have been checked; pointers are to device memory.
+
+#ifndef BACKFOLD_CUDA_GROUP_H_
+#define BACKFOLD_CUDA_GROUP_H_
+
+#include "backfold/group.h"
+#include "core/rng.h"
+
+namespace backfold::cuda {
+
+Status pack_group(const GroupFormat& format, const void* source, core::MixedKey key, void* payload,
+                  void* stream);
+Status unpack_group(const GroupFormat& format, const void* payload, void* destination,
+                    void* stream);
+
+// The first negative element of a source, -1 if there is none. Waits for the stream: debug builds
+// only.
+Status find_negative(const GroupFormat& format, const void* source, void* stream,
+                     std::int64_t* index);
+
+}  // namespace backfold::cuda
+
+#endif  // BACKFOLD_CUDA_GROUP_H_

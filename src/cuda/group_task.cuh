@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What a group quantizer's kernel is given.
+
+#ifndef BACKFOLD_CUDA_GROUP_TASK_CUH_
+#define BACKFOLD_CUDA_GROUP_TASK_CUH_
+
+#include <cstdint>
+
+#include "core/rng.h"
+#include "cuda/launch.h"
+
+namespace backfold::cuda {
+
+inline constexpr unsigned kFullWarp = 0xffff'ffffu;
+
+// A packing or unpacking job, by value to a kernel. The tensor pointer is cast by the kernel.
+struct GroupTask {
+  const void* source;
+  void* destination;
+  std::uint32_t* headers;
+  std::uint8_t* codes;
+  std::int64_t groups;
+  std::int64_t count;
+  std::int64_t rows;  // rows and columns of a strided tensor
+  std::int64_t columns;
+  unsigned tiles_across;  // that cover its columns
+  core::MixedKey key;
+  int bits;
+  int group;
+  bool zero_exact;
+  bool rotated;
+  bool aligned;  // the tensor (and each of its rows, if strided) starts on 16 bytes
+};
+
+// The headers are padded to 16 bytes with zeros.
+__device__ inline void zero_header_padding(const GroupTask& task) {
+  if (blockIdx.x == 0 && threadIdx.x < (4u - (task.groups & 3)) % 4u)
+    task.headers[task.groups + threadIdx.x] = 0;
+}
+
+}  // namespace backfold::cuda
+
+#endif  // BACKFOLD_CUDA_GROUP_TASK_CUH_
