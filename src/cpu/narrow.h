@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// SIMD kernels of narrowed integers.
+
+#ifndef BACKFOLD_CPU_NARROW_H_
+#define BACKFOLD_CPU_NARROW_H_
+
+#include <cstddef>
+#include <cstdint>
+
+#include "core/narrow_code.h"
+
+namespace backfold::cpu {
+
+struct NarrowKernels {
+  // Writes the codes of `count` elements and nothing after them.
+  void (*encode)(const core::NarrowCode& code, std::size_t element_bytes, const void* source,
+                 std::int64_t count, void* codes);
+  void (*decode)(const core::NarrowCode& code, std::size_t element_bytes, const void* codes,
+                 std::int64_t count, void* destination);
+};
+
+// The kernels of a SIMD target, by Highway's bit.
+NarrowKernels narrow_kernels(std::int64_t target_bit);
+
+}  // namespace backfold::cpu
+
+#endif  // BACKFOLD_CPU_NARROW_H_
