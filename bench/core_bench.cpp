@@ -1,0 +1,267 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Codecs on the CPU beside memcpy.
+//
+//   core_bench [--elements=67108864] [Google Benchmark's own flags]
+//
+// A name reads codec/layout/bits/type/target/threads/direction. Each iteration runs the codec and
+// then a memcpy of the unpacked bytes on the same threads, so that both see the same machine;
+// `fraction` is the codec's bytes read plus written per second by the copy's.
+
+#include <benchmark/benchmark.h>
+
+#include <chrono>
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "backfold/group.h"
+#include "backfold/narrow.h"
+#include "backfold/predicate.h"
+
+namespace {
+
+using backfold::ElementType;
+using backfold::Execution;
+using backfold::Layout;
+using backfold::Status;
+
+std::int64_t elements = std::int64_t{1} << 26;
+constexpr std::int64_t kColumns = 1024;  // of strided tensors
+
+struct Release {
+  void operator()(void* memory) const { std::free(memory); }
+};
+using Memory = std::unique_ptr<void, Release>;
+
+// Pages that have been touched, on a multiple of 64 bytes.
+Memory allocate(std::size_t bytes) {
+  const std::size_t rounded = (bytes + 63) / 64 * 64;
+  Memory memory(std::aligned_alloc(64, rounded));
+  if (memory == nullptr) {
+    std::fprintf(stderr, "core_bench: no memory for %zu bytes; give fewer --elements\n", rounded);
+    std::exit(1);
+  }
+  std::memset(memory.get(), 0, rounded);
+  return memory;
+}
+
+// Where all benchmarks work: the largest elements are those of int64.
+struct Arena {
+  Memory source = allocate(static_cast<std::size_t>(elements) * 4);
+  Memory payload = allocate(static_cast<std::size_t>(elements) * 4);
+  Memory result = allocate(static_cast<std::size_t>(elements) * 4);
+  Memory copy = allocate(static_cast<std::size_t>(elements) * 4);
+  std::string filled;  // what the source holds
+};
+Arena& arena() {
+  static Arena all;
+  return all;
+}
+
+std::uint16_t half_bits(float value) {  // normal numbers only
+  std::uint32_t bits;
+  std::memcpy(&bits, &value, sizeof(bits));
+  const std::uint32_t magnitude = bits & 0x7fff'ffffu;
+  const std::uint32_t shifted = magnitude < 0x3880'0000u ? 0 : (magnitude - 0x3800'0000u) >> 13;
+  return static_cast<std::uint16_t>((bits >> 16 & 0x8000u) | shifted);
+}
+
+// Normal numbers with a heavy tail, or their positive part; from a table, shuffled by a hash.
+void fill_floats(ElementType type, bool relu) {
+  const std::string wanted = std::string(name_of(type)) + (relu ? " relu" : "");
+  if (arena().filled == wanted) return;
+  arena().filled = wanted;
+  std::vector<float> table(1 << 16);
+  for (std::size_t i = 0; i < table.size(); ++i) {
+    const double u = (static_cast<double>(i * 40'503 % 65'536) + 0.5) / 65'536;
+    const double v = static_cast<double>(i * 30'011 % 65'536) / 65'536;
+    const double normal = std::sqrt(-2 * std::log(u)) * std::cos(6.283185307179586 * v);
+    table[i] = static_cast<float>(relu && normal < 0 ? 0.0 : normal);
+  }
+  void* source = arena().source.get();
+  std::uint64_t state = 1;
+  for (std::int64_t i = 0; i < elements; ++i) {
+    state = state * 6'364'136'223'846'793'005u + 1'442'695'040'888'963'407u;
+    const float value = table[state >> 48];
+    if (type == ElementType::kF32) {
+      static_cast<float*>(source)[i] = value;
+    } else if (type == ElementType::kF16) {
+      static_cast<std::uint16_t*>(source)[i] = half_bits(value);
+    } else {
+      std::uint32_t bits;
+      std::memcpy(&bits, &value, sizeof(bits));
+      static_cast<std::uint16_t*>(source)[i] = static_cast<std::uint16_t>(bits >> 16);
+    }
+  }
+}
+
+// Token numbers of a vocabulary of 30,522.
+void fill_integers(std::int64_t count) {
+  arena().filled = "int64";
+  for (std::int64_t i = 0; i < count; ++i)
+    static_cast<std::int64_t*>(arena().source.get())[i] = i * 2'654'435'761 % 30'522;
+}
+
+void copy_on(int threads, std::size_t bytes) {
+  const auto part = [&](int index) {
+    const std::size_t begin =
+        bytes / static_cast<std::size_t>(threads) * static_cast<std::size_t>(index);
+    const std::size_t end =
+        index + 1 == threads ? bytes : begin + bytes / static_cast<std::size_t>(threads);
+    std::memcpy(static_cast<char*>(arena().copy.get()) + begin,
+                static_cast<const char*>(arena().source.get()) + begin, end - begin);
+  };
+  std::vector<std::thread> others;
+  for (int i = 1; i < threads; ++i) others.emplace_back(part, i);
+  part(0);
+  for (std::thread& other : others) other.join();
+}
+
+double seconds_of(const std::function<void()>& work) {
+  const auto start = std::chrono::steady_clock::now();
+  work();
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+void require(const Status& status) {
+  if (status.ok()) return;
+  std::fprintf(stderr, "core_bench: %s\n", status.message().data());
+  std::exit(1);
+}
+
+// Times `work`, which moves source_bytes and packed_bytes, beside a copy of source_bytes.
+void measure(benchmark::State& state, int threads, std::size_t source_bytes,
+             std::size_t packed_bytes, const std::function<void()>& work) {
+  work();
+  copy_on(threads, source_bytes);
+  double working = 0, copying = 0;
+  for (auto _ : state) {
+    const double seconds = seconds_of(work);
+    state.SetIterationTime(seconds);
+    working += seconds;
+    copying += seconds_of([&] { copy_on(threads, source_bytes); });
+  }
+  const double moved = static_cast<double>(source_bytes + packed_bytes);
+  const double runs = static_cast<double>(state.iterations());
+  const double copied = 2 * static_cast<double>(source_bytes) * runs / copying;
+  state.SetBytesProcessed(static_cast<std::int64_t>(moved * runs));
+  state.counters["copy_bytes_per_second"] = copied;
+  state.counters["fraction"] = moved * runs / working / copied;
+}
+
+void add(const std::string& name, std::function<void(benchmark::State&)> run) {
+  benchmark::RegisterBenchmark(name.c_str(),
+                               [run = std::move(run)](benchmark::State& state) { run(state); })
+      ->UseManualTime()
+      ->Unit(benchmark::kMillisecond)
+      ->MinTime(0.2);
+}
+
+// Adds name/target/threads/direction for every target and one and two threads. `prepare` fills the
+// source and packs it once.
+template <typename Format, typename Pack>
+void add_codec(const std::string& name, const Format& format, const std::function<void()>& prepare,
+               const Pack& pack_with) {
+  const std::size_t source = static_cast<std::size_t>(format.count) * size_of(format.type);
+  const std::size_t packed = packed_bytes(format);
+  for (const std::string_view target : backfold::simd_targets()) {
+    for (const int threads : {1, 2}) {
+      Execution execution;
+      execution.backend = backfold::Backend::kSimd;
+      execution.simd_target = target;
+      execution.threads = threads;
+      const std::string full = name + "/" + std::string(target) + "/" + std::to_string(threads);
+      const auto pack_once = [=] { require(pack_with(format, execution)); };
+      const auto unpack_once = [=] {
+        require(unpack(format, {arena().payload.get(), packed}, arena().result.get(), execution));
+      };
+      add(full + "/pack", [=](benchmark::State& state) {
+        prepare();
+        measure(state, threads, source, packed, pack_once);
+      });
+      add(full + "/unpack", [=](benchmark::State& state) {
+        prepare();
+        pack_once();
+        measure(state, threads, source, packed, unpack_once);
+      });
+    }
+  }
+}
+
+void add_group(ElementType type, const std::string& layout_name, Layout layout, int bits,
+               bool zero_exact) {
+  backfold::GroupFormat format;
+  format.type = type;
+  format.bits = bits;
+  format.layout = layout;
+  format.zero_exact = zero_exact;
+  format.count = elements;
+  format.columns = layout == Layout::kStrided ? kColumns : 0;
+  add_codec(
+      "group/" + layout_name + "/" + std::to_string(bits) + "/" + name_of(type), format,
+      [=] { fill_floats(type, zero_exact); },
+      [](const backfold::GroupFormat& shape, const Execution& execution) {
+        return pack(shape, arena().source.get(), {1, 2},
+                    {arena().payload.get(), packed_bytes(shape)}, execution);
+      });
+}
+
+template <typename Format>
+void add_lossless(const std::string& name, const Format& format,
+                  const std::function<void()>& prepare) {
+  add_codec(name, format, prepare, [](const Format& shape, const Execution& execution) {
+    return pack(shape, arena().source.get(), {arena().payload.get(), packed_bytes(shape)},
+                execution);
+  });
+}
+
+void add_all() {
+  for (const ElementType type : {ElementType::kF32, ElementType::kBF16, ElementType::kF16}) {
+    for (const int bits : {1, 2, 3, 4, 8}) {
+      add_group(type, "flat", Layout::kFlat, bits, false);
+      add_group(type, "strided", Layout::kStrided, bits, false);
+      add_group(type, "rotated", Layout::kRotated, bits, false);
+    }
+    for (const int bits : {2, 3, 4, 8}) add_group(type, "zero-exact", Layout::kFlat, bits, true);
+    backfold::PredicateFormat predicate;
+    predicate.type = type;
+    predicate.count = elements;
+    predicate.comparison = backfold::Comparison::kGreater;
+    add_lossless(std::string("predicate/greater/1/") + name_of(type), predicate,
+                 [=] { fill_floats(type, false); });
+  }
+  backfold::NarrowFormat narrow;
+  narrow.count = elements / 2;
+  narrow.high = 30'521;
+  narrow.has_sentinel = true;
+  narrow.sentinel = -100;
+  add_lossless("narrow/tokens/16/int64", narrow, [count = narrow.count] { fill_integers(count); });
+}
+
+}  // namespace
+
+int main(int count, char** arguments) {
+  benchmark::Initialize(&count, arguments);
+  for (int i = 1; i < count; ++i) {
+    constexpr std::string_view kFlag = "--elements=";
+    const std::string_view argument = arguments[i];
+    if (argument.starts_with(kFlag)) elements = std::atoll(arguments[i] + kFlag.size());
+    if (!argument.starts_with(kFlag) || elements < kColumns || elements % kColumns != 0) {
+      std::fprintf(stderr, "core_bench: %s: give --elements=N with N a multiple of 1024\n",
+                   arguments[i]);
+      return 1;
+    }
+  }
+  add_all();
+  benchmark::RunSpecifiedBenchmarks();
+  return 0;
+}

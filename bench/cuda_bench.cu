@@ -1,0 +1,219 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Codecs on the GPU beside a device-to-device copy of the same run.
+//
+//   cuda_bench [log2 of elements, default 28] [only rows that hold this text]
+//
+// Prints one row per codec: bytes read plus written over time, as a fraction of the copy's. Times
+// are medians of CUDA events; source, payload and result rotate over several buffers when they are
+// small enough to stay in the cache.
+
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "backfold/group.h"
+#include "backfold/narrow.h"
+#include "backfold/predicate.h"
+
+namespace {
+
+using backfold::ElementType;
+
+void require(bool ok, const char* what) {
+  if (ok) return;
+  std::fprintf(stderr, "cuda_bench: %s failed: %s\n", what, cudaGetErrorString(cudaGetLastError()));
+  std::exit(1);
+}
+
+void require(const backfold::Status& status) {
+  if (status.ok()) return;
+  std::fprintf(stderr, "cuda_bench: %s\n", status.message().data());
+  std::exit(1);
+}
+
+// Normal numbers with the heavy tail of real activations, the same on every run.
+__device__ float sample(std::uint64_t i) {
+  std::uint64_t x = i * 0x9e37'79b9'7f4a'7c15u + 1;
+  x = (x ^ x >> 30) * 0xbf58'476d'1ce4'e5b9u;
+  x = (x ^ x >> 27) * 0x94d0'49bb'1331'11ebu;
+  const float u = (static_cast<float>(x >> 40) + 0.5f) * 0x1p-24f;
+  const float v = static_cast<float>(x & 0xff'ffffu) * 0x1p-24f;
+  return sqrtf(-2.0f * logf(u)) * cosf(6.2831853f * v);
+}
+
+template <int kBytes>
+__global__ void fill(void* data, std::int64_t count) {
+  const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+  if (i >= count) return;
+  const float value = sample(static_cast<std::uint64_t>(i));
+  if constexpr (kBytes == 4) {
+    static_cast<float*>(data)[i] = value;
+  } else {
+    // bf16; the same bits are as good as fp16 numbers for timing.
+    static_cast<std::uint16_t*>(data)[i] = static_cast<std::uint16_t>(__float_as_uint(value) >> 16);
+  }
+}
+
+__global__ void fill_indices(std::int64_t* data, std::int64_t count) {
+  const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+  if (i < count) data[i] = i * 2654435761 % 200;
+}
+
+// Median seconds of one call.
+double seconds(const std::function<void()>& call) {
+  constexpr int kRuns = 15;
+  cudaEvent_t start, stop;
+  require(cudaEventCreate(&start) == cudaSuccess, "event");
+  require(cudaEventCreate(&stop) == cudaSuccess, "event");
+  for (int i = 0; i < 3; ++i) call();
+  std::vector<float> times;
+  for (int i = 0; i < kRuns; ++i) {
+    cudaEventRecord(start);
+    call();
+    cudaEventRecord(stop);
+    require(cudaEventSynchronize(stop) == cudaSuccess, "kernel");
+    float milliseconds = 0;
+    cudaEventElapsedTime(&milliseconds, start, stop);
+    times.push_back(milliseconds);
+  }
+  cudaEventDestroy(start);
+  cudaEventDestroy(stop);
+  std::nth_element(times.begin(), times.begin() + kRuns / 2, times.end());
+  return times[kRuns / 2] * 1e-3;
+}
+
+struct Bench {
+  std::int64_t count;
+  std::string only;
+  void* source = nullptr;
+  void* payload = nullptr;
+  void* result = nullptr;
+  double copy = 0;  // bytes read plus written per second
+
+  void row(const std::string& name, std::size_t source_bytes, std::size_t packed_bytes,
+           const std::function<void()>& pack, const std::function<void()>& unpack) const {
+    if (name.find(only) == std::string::npos) return;
+    const double bytes = static_cast<double>(source_bytes + packed_bytes);
+    const double packing = seconds(pack), unpacking = seconds(unpack);
+    std::printf("%-34s %8.3f %8.3f %10.0f %10.0f\n", name.c_str(), bytes / packing / copy,
+                bytes / unpacking / copy, packing * 1e6, unpacking * 1e6);
+    std::fflush(stdout);
+  }
+
+  void group(ElementType type, const char* layout_name, backfold::Layout layout, int bits,
+             int group, bool zero_exact) const {
+    backfold::GroupFormat format;
+    format.type = type;
+    format.bits = bits;
+    format.layout = layout;
+    format.group = group;
+    format.zero_exact = zero_exact;
+    format.count = count;
+    format.columns = layout == backfold::Layout::kStrided ? 1024 : 0;
+    const std::size_t packed = backfold::packed_bytes(format);
+    backfold::Execution execution;
+    execution.backend = backfold::Backend::kCuda;
+    const std::string name = std::string(backfold::name_of(type)) + " " + layout_name +
+                             (group == 256 ? " 256" : "") + (zero_exact ? " zero-exact " : " ") +
+                             std::to_string(bits) + (bits == 1 ? " bit" : " bits");
+    row(
+        name, static_cast<std::size_t>(count) * size_of(type), packed,
+        [&] {
+          require(backfold::pack(format, source, {1, 2}, {payload, packed}, execution));
+        },
+        [&] {
+          require(backfold::unpack(format, {payload, packed}, result, execution));
+        });
+  }
+};
+
+}  // namespace
+
+int main(int arguments, char** argument) {
+  Bench bench;
+  bench.count = std::int64_t{1} << (arguments > 1 ? std::atoi(argument[1]) : 28);
+  bench.only = arguments > 2 ? argument[2] : "";
+  const std::size_t most = static_cast<std::size_t>(bench.count) * 8;
+  require(cudaMalloc(&bench.source, most) == cudaSuccess, "allocation");
+  require(cudaMalloc(&bench.payload, most / 2) == cudaSuccess, "allocation");
+  require(cudaMalloc(&bench.result, most) == cudaSuccess, "allocation");
+  require(cudaMemset(bench.result, 0, most) == cudaSuccess, "memset");
+  require(cudaMemset(bench.payload, 0, most / 2) == cudaSuccess, "memset");
+  const unsigned blocks = static_cast<unsigned>((bench.count + 255) / 256);
+
+  cudaDeviceProp device{};
+  require(cudaGetDeviceProperties(&device, 0) == cudaSuccess, "device query");
+  fill<4><<<blocks, 256>>>(bench.source, bench.count);
+  const std::size_t copied = static_cast<std::size_t>(bench.count) * 4;
+  bench.copy = 2.0 * static_cast<double>(copied) / seconds([&] {
+                 cudaMemcpyAsync(bench.result, bench.source, copied, cudaMemcpyDeviceToDevice);
+               });
+  std::printf("%s, %lld elements, copy %.2f TB/s (read plus written)\n", device.name,
+              static_cast<long long>(bench.count), bench.copy * 1e-12);
+  std::printf("%-34s %8s %8s %10s %10s\n", "", "pack", "unpack", "pack us", "unpack us");
+
+  using backfold::Layout;
+  for (const ElementType type : {ElementType::kF32, ElementType::kBF16, ElementType::kF16}) {
+    if (type == ElementType::kF32) {
+      fill<4><<<blocks, 256>>>(bench.source, bench.count);
+    } else {
+      fill<2><<<blocks, 256>>>(bench.source, bench.count);
+    }
+    for (const int bits : {4, 2}) {
+      bench.group(type, "flat", Layout::kFlat, bits, 128, false);
+      bench.group(type, "strided", Layout::kStrided, bits, 128, false);
+      bench.group(type, "rotated", Layout::kRotated, bits, 128, false);
+    }
+    for (const int bits : {1, 3, 5, 6, 8})
+      bench.group(type, "flat", Layout::kFlat, bits, 128, false);
+    bench.group(type, "flat", Layout::kFlat, 4, 256, false);
+    // Negative samples take the code of zero, which is what a ReLU would have made of them.
+    bench.group(type, "flat", Layout::kFlat, 4, 128, true);
+    bench.group(type, "strided", Layout::kStrided, 4, 128, true);
+
+    backfold::PredicateFormat predicate;
+    predicate.type = type;
+    predicate.count = bench.count;
+    predicate.comparison = backfold::Comparison::kGreater;
+    const std::size_t packed = backfold::packed_bytes(predicate);
+    backfold::Execution execution;
+    execution.backend = backfold::Backend::kCuda;
+    bench.row(
+        std::string(backfold::name_of(type)) + " predicate",
+        static_cast<std::size_t>(bench.count) * size_of(type), packed,
+        [&] {
+          require(backfold::pack(predicate, bench.source, {bench.payload, packed}, execution));
+        },
+        [&] {
+          require(backfold::unpack(predicate, {bench.payload, packed}, bench.result, execution));
+        });
+  }
+
+  fill_indices<<<blocks, 256>>>(static_cast<std::int64_t*>(bench.source), bench.count);
+  backfold::NarrowFormat narrow;
+  narrow.type = ElementType::kI64;
+  narrow.count = bench.count;
+  narrow.low = 0;
+  narrow.high = 199;
+  const std::size_t packed = backfold::packed_bytes(narrow);
+  backfold::Execution execution;
+  execution.backend = backfold::Backend::kCuda;
+  bench.row(
+      "int64 narrowed to 8 bits", static_cast<std::size_t>(bench.count) * 8, packed,
+      [&] {
+        require(backfold::pack(narrow, bench.source, {bench.payload, packed}, execution));
+      },
+      [&] {
+        require(backfold::unpack(narrow, {bench.payload, packed}, bench.result, execution));
+      });
+  return 0;
+}
