@@ -13,7 +13,7 @@ CMAKE_BUILD = cmake --build --parallel $(JOBS) --preset
 CTEST = ctest --parallel $(JOBS) --preset
 SOURCES = git ls-files -z --cached --others --exclude-standard --deduplicate
 CXX_FILES = $(SOURCES) -- '*.cpp' '*.h' '*.cu' '*.cuh' | xargs -0 --no-run-if-empty
-PYTHON_FILES = python tests/python bench/run scripts/check_text scripts/mutate
+PYTHON_FILES = python tests/python bench/run scripts/check_text scripts/mutate scripts/torch_cuda
 
 help:
 	@echo 'make demo              pack a tensor at each width; print size, error and speed'
@@ -47,10 +47,10 @@ test-fuzz:
 	$(CMAKE_BUILD) fuzz
 	$(CTEST) fuzz
 
-# The package holds no kernels that Python can call yet, and preset dev has compiled the CUDA sources.
+# The GPU kernels are of use to Python only where torch has CUDA.
 test-python:
 	@scripts/setup build python
-	SKBUILD_CMAKE_DEFINE=BACKFOLD_CUDA=OFF \
+	SKBUILD_CMAKE_DEFINE="BACKFOLD_CUDA=$$(.venv/bin/python scripts/torch_cuda)" \
 	  .venv/bin/python -m pip install --quiet --no-build-isolation --no-deps --editable .
 	.venv/bin/python -m pytest tests/python
 

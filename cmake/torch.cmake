@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+#
+# backfold_torch: codecs on torch tensors, and the Python binding of it, _C.
+#
+# torch is found through the Python that imports it, by its folder alone. Its own CMake package would
+# ask for a whole CUDA installation, and the sources here need none: they compile once for CPU and CUDA
+# builds of torch.
+
+set(BACKFOLD_TORCH OFF CACHE STRING "torch layer and Python binding: ON or OFF")
+if(NOT BACKFOLD_TORCH)
+  return()
+endif()
+
+find_package(Python 3.10 REQUIRED COMPONENTS Interpreter Development.Module)
+execute_process(
+  COMMAND ${Python_EXECUTABLE} -c
+    "import os, torch; print(os.path.dirname(torch.__file__), torch.__version__, sep=';')"
+  OUTPUT_VARIABLE found RESULT_VARIABLE failed ERROR_VARIABLE reason OUTPUT_STRIP_TRAILING_WHITESPACE)
+if(failed)
+  message(FATAL_ERROR "BACKFOLD_TORCH=ON, but ${Python_EXECUTABLE} cannot import torch:\n${reason}")
+endif()
+list(GET found 0 torch_folder)
+list(GET found 1 BACKFOLD_TORCH_VERSION)
+string(REGEX MATCH "^[0-9]+\\.[0-9]+" BACKFOLD_TORCH_RELEASE ${BACKFOLD_TORCH_VERSION})
+if(BACKFOLD_TORCH_RELEASE VERSION_LESS 2.11 OR BACKFOLD_TORCH_RELEASE VERSION_GREATER 2.13)
+  message(FATAL_ERROR "Backfold works with torch 2.11 to 2.13, found ${BACKFOLD_TORCH_VERSION}.")
+endif()
+message(STATUS "Backfold: torch ${BACKFOLD_TORCH_VERSION}")
+
+add_library(backfold_torch SHARED
+  src/torch/ops.cpp
+  src/torch/packet.cpp)
+target_include_directories(backfold_torch PUBLIC src)
+target_include_directories(backfold_torch SYSTEM
+  PUBLIC ${torch_folder}/include ${torch_folder}/include/torch/csrc/api/include)
+target_compile_options(backfold_torch PRIVATE -Wall -Wextra)
+# When Python has imported torch these are loaded already, and the linker finds them by name.
+target_link_libraries(backfold_torch
+  PUBLIC ${torch_folder}/lib/libtorch_cpu.so ${torch_folder}/lib/libc10.so
+  PRIVATE backfold_core)
+target_include_directories(backfold_torch PUBLIC include)
+
+# Seen with g++ 13 on Ubuntu 24.04: the link took members of libstdc++.a, a second copy beside the one that
+# torch uses, and the first number written to a stream crashed. Named here, the shared one is taken.
+execute_process(COMMAND ${CMAKE_CXX_COMPILER} -print-file-name=libstdc++.so.6
+  OUTPUT_VARIABLE shared_libstdcxx OUTPUT_STRIP_TRAILING_WHITESPACE)
+if(IS_ABSOLUTE "${shared_libstdcxx}")
+  target_link_libraries(backfold_torch PUBLIC ${shared_libstdcxx})
+endif()
+
+# torch has loaded a CUDA runtime of its own, for everyone to see: without this, half of the one in
+# backfold_core would be taken from there.
+target_link_options(backfold_torch PRIVATE -Wl,--exclude-libs,libcudart_static.a)
+
+Python_add_library(_C MODULE WITH_SOABI src/python/binding.cpp)
+target_compile_options(_C PRIVATE -Wall -Wextra)
+target_compile_definitions(_C PRIVATE TORCH_EXTENSION_NAME=_C)
+target_link_libraries(_C PRIVATE backfold_torch ${torch_folder}/lib/libtorch_python.so)
+set_target_properties(_C PROPERTIES INSTALL_RPATH "$ORIGIN/lib" INSTALL_RPATH_USE_LINK_PATH OFF)
+set_target_properties(backfold_torch PROPERTIES INSTALL_RPATH "" INSTALL_RPATH_USE_LINK_PATH OFF)
+
+configure_file(cmake/build_info.py.in ${CMAKE_CURRENT_BINARY_DIR}/_build_info.py @ONLY)
+install(TARGETS _C LIBRARY DESTINATION .)
+install(TARGETS backfold_torch LIBRARY DESTINATION lib)
+install(FILES ${CMAKE_CURRENT_BINARY_DIR}/_build_info.py DESTINATION .)

@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Packing single tensors."""
+
+import torch
+from backfold._C import Packet
+
+
+def pack(
+    tensor: torch.Tensor,
+    bits: int = 4,
+    layout: str = "flat",
+    *,
+    group: int = 128,
+    zero_exact: bool = False,
+    seed: int = 0,
+    stream: int = 0,
+) -> Packet:
+    """Folds a tensor to `bits` bits an element, on the current stream, without waiting for it.
+
+    `layout` says which elements share a step: ``"flat"`` neighbours in memory, ``"strided"`` a
+    column over many rows, ``"rotated"`` neighbours after a Hadamard transform. `zero_exact` is for
+    tensors that are never negative: zeros stay zero and positive elements positive. The same `seed`
+    and `stream` give the same bytes on every device.
+
+    >>> pack(torch.zeros(4, 256), bits=2)
+    Packet(Float [4, 256], 2 bits, flat, 288 of 4096 bytes)
+    """
+    if not isinstance(tensor, torch.Tensor):
+        raise TypeError(f"tensor must be a torch.Tensor, got {type(tensor).__name__}")
+    return Packet(tensor, bits, layout, group, zero_exact, seed, stream)
+
+
+def unpack(packet: Packet) -> torch.Tensor:
+    """The tensor that a packet holds, decoded into new memory with its old sizes and strides.
+
+    >>> unpack(pack(torch.ones(2, 256))).shape
+    torch.Size([2, 256])
+    """
+    if not isinstance(packet, Packet):
+        raise TypeError(f"packet must come from backfold.pack(), got {type(packet).__name__}")
+    return packet.unpack()

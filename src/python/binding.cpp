@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The Python face of the torch layer: types and conversions, nothing else.
+
+#include <torch/csrc/utils/pybind.h>
+
+#include <string>
+
+#include "backfold/execution.h"
+#include "torch/packet.h"
+
+namespace backfold {
+namespace {
+
+namespace py = pybind11;
+using torch_layer::Packet;
+using torch_layer::PackOptions;
+
+PYBIND11_MODULE(_C, module) {
+  module.def("built_with_cuda", &built_with_cuda);
+
+  py::class_<Packet>(module, "Packet", "One tensor, folded. Made by backfold.pack().")
+      .def(py::init([](const at::Tensor& tensor, std::int64_t bits, const std::string& layout,
+                       std::int64_t group, bool zero_exact, std::uint64_t seed,
+                       std::uint64_t stream) {
+        py::gil_scoped_release release;
+        return Packet(tensor, PackOptions{bits, layout, group, zero_exact, Key{seed, stream}});
+      }))
+      .def("unpack", &Packet::unpack, py::call_guard<py::gil_scoped_release>(),
+           "The tensor, decoded anew.")
+      .def_property_readonly("payload", &Packet::payload, "The packed bytes, a tensor.")
+      .def_property_readonly("nbytes", &Packet::bytes, "Bytes of the payload.")
+      .def_property_readonly("source_nbytes", &Packet::source_bytes, "Bytes of the tensor.")
+      .def_property_readonly(
+          "shape", [](const Packet& packet) { return packet.sizes().vec(); }, "Of the tensor.")
+      .def_property_readonly("exact", &Packet::exact,
+                             "Whether the tensor was too small to fold and is kept as it is.")
+      .def("__repr__", &Packet::describe);
+}
+
+}  // namespace
+}  // namespace backfold
