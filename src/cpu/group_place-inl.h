@@ -57,25 +57,11 @@ void place_group(const std::uint8_t* codes, int group, const core::Grid& grid, T
       put(3, hn::ShiftRight<16>(second));
     } else {
       constexpr core::Planes kPlanes = core::planes_of(kBits);
-      constexpr int kLow = kPlanes.low, kHigh = kPlanes.high;
-      const VU mask = hn::Set(du, (1u << kLow) - 1u);
-      const VU low = load_pieces<kLow>(lane, codes);
-      VU c0 = hn::And(low, mask);
-      VU c1 = hn::And(hn::ShiftRight<kLow>(low), mask);
-      VU c2 = hn::And(hn::ShiftRight<2 * kLow>(low), mask);
-      VU c3 = hn::And(hn::ShiftRight<3 * kLow>(low), mask);
-      if constexpr (kHigh != 0) {
-        const VU upper = hn::Set(du, ((1u << kHigh) - 1u) << kLow);
-        const VU high = hn::ShiftLeft<kLow>(load_pieces<kHigh>(lane, codes + group * kLow / 8));
-        c0 = hn::Or(c0, hn::And(high, upper));
-        c1 = hn::Or(c1, hn::And(hn::ShiftRight<kHigh>(high), upper));
-        c2 = hn::Or(c2, hn::And(hn::ShiftRight<2 * kHigh>(high), upper));
-        c3 = hn::Or(c3, hn::And(hn::ShiftRight<3 * kHigh>(high), upper));
-      }
-      put(0, c0);
-      put(1, c1);
-      put(2, c2);
-      put(3, c3);
+      const VU low = load_pieces<kPlanes.low>(lane, codes);
+      VU high = low;
+      if constexpr (kPlanes.high != 0)
+        high = load_pieces<kPlanes.high>(lane, codes + group * kPlanes.low / 8);
+      split_pieces<kBits>(du, low, high, put);
     }
   }
 }
@@ -155,26 +141,11 @@ void look_up_group(const std::uint8_t* codes, int group, const core::Grid& grid,
       put_vector<kStream>(hn::BitCast(d, element), d,
                           reinterpret_cast<std::uint16_t*>(destination) + k * quarter + lane);
     };
-    constexpr int kLow = kPlanes.low, kHigh = kPlanes.high;
-    const V16 mask = hn::Set(d, (1u << kLow) - 1u);
-    const V16 low = load_narrow_pieces<kLow>(lane, codes);
-    V16 c0 = hn::And(low, mask);
-    V16 c1 = hn::And(hn::ShiftRight<kLow>(low), mask);
-    V16 c2 = hn::And(hn::ShiftRight<2 * kLow>(low), mask);
-    V16 c3 = hn::And(hn::ShiftRight<3 * kLow>(low), mask);
-    if constexpr (kHigh != 0) {
-      const V16 upper = hn::Set(d, ((1u << kHigh) - 1u) << kLow);
-      const V16 high =
-          hn::ShiftLeft<kLow>(load_narrow_pieces<kHigh>(lane, codes + group * kLow / 8));
-      c0 = hn::Or(c0, hn::And(high, upper));
-      c1 = hn::Or(c1, hn::And(hn::ShiftRight<kHigh>(high), upper));
-      c2 = hn::Or(c2, hn::And(hn::ShiftRight<2 * kHigh>(high), upper));
-      c3 = hn::Or(c3, hn::And(hn::ShiftRight<3 * kHigh>(high), upper));
-    }
-    put(0, c0);
-    put(1, c1);
-    put(2, c2);
-    put(3, c3);
+    const V16 low = load_narrow_pieces<kPlanes.low>(lane, codes);
+    V16 high = low;
+    if constexpr (kPlanes.high != 0)
+      high = load_narrow_pieces<kPlanes.high>(lane, codes + group * kPlanes.low / 8);
+    split_pieces<kBits>(d, low, high, put);
   }
 }
 

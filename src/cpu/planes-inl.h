@@ -17,6 +17,7 @@
 
 #include <cstdint>
 
+#include "core/group_geometry.h"
 #include "cpu/elements-inl.h"
 
 #if HWY_TARGET != HWY_SCALAR && HWY_TARGET != HWY_EMU128
@@ -80,6 +81,31 @@ HWY_INLINE VU load_pieces(int lane, const std::uint8_t* plane) {
     const auto bytes = hn::PromoteTo(d64, hn::PromoteTo(d32, hn::LoadU(d8, plane + lane / 2)));
     return hn::BitCast(du, hn::Or(bytes, hn::ShiftLeft<28>(bytes)));
   }
+}
+
+// Calls put(k, codes) for the four codes that each lane's pieces hold: pieces of the low plane and,
+// for widths of two planes, of the high one. For lanes of 16 or 32 bits.
+template <int kBits, class D, class V, typename Put>
+HWY_INLINE void split_pieces(D d, V low, V high, const Put& put) {
+  constexpr core::Planes kPlanes = core::planes_of(kBits);
+  constexpr int kLow = kPlanes.low, kHigh = kPlanes.high;
+  const V mask = hn::Set(d, (1u << kLow) - 1u);
+  V c0 = hn::And(low, mask);
+  V c1 = hn::And(hn::ShiftRight<kLow>(low), mask);
+  V c2 = hn::And(hn::ShiftRight<2 * kLow>(low), mask);
+  V c3 = hn::And(hn::ShiftRight<3 * kLow>(low), mask);
+  if constexpr (kHigh != 0) {
+    const V upper = hn::Set(d, ((1u << kHigh) - 1u) << kLow);
+    const V raised = hn::ShiftLeft<kLow>(high);
+    c0 = hn::Or(c0, hn::And(raised, upper));
+    c1 = hn::Or(c1, hn::And(hn::ShiftRight<kHigh>(raised), upper));
+    c2 = hn::Or(c2, hn::And(hn::ShiftRight<2 * kHigh>(raised), upper));
+    c3 = hn::Or(c3, hn::And(hn::ShiftRight<3 * kHigh>(raised), upper));
+  }
+  put(0, c0);
+  put(1, c1);
+  put(2, c2);
+  put(3, c3);
 }
 
 }  // namespace HWY_NAMESPACE
