@@ -24,6 +24,7 @@
 #include "cpu/group_place-inl.h"
 #include "cpu/group_range-inl.h"
 #include "cpu/rotation-inl.h"
+#include "cpu/transpose-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace backfold::cpu {
@@ -37,6 +38,7 @@ GroupKernels Kernels() { return {}; }
 
 // Columns that a strided tile gathers at a time: a cache line of fp32.
 constexpr int kTileColumns = 16;
+constexpr int kTileRows = 128;
 
 // Destinations at least this large are written past the caches, which could not hold them anyway.
 constexpr std::int64_t kStreamBytes = std::int64_t{4} << 20;
@@ -195,11 +197,9 @@ void PackTyped(const GroupFormat& format, const T* source, core::MixedKey key, v
     }
     return;
   }
-  HWY_ALIGN T tile[kTileColumns][128];
+  HWY_ALIGN T tile[kTileColumns][kTileRows];
   for_tiles(format, begin, end, [&](std::int64_t group, int columns, const core::GroupSpan& span) {
-    for (int row = 0; row < span.count; ++row)
-      for (int column = 0; column < columns; ++column)
-        tile[column][row] = source[span.offset + row * span.stride + column];
+    transpose(source + span.offset, span.stride, span.count, columns, tile[0], kTileRows);
     for (int column = 0; column < columns; column += kBatch)
       packer.pack([&](int i) { return tile[column + i]; }, std::min(kBatch, columns - column),
                   span.count, group + column);
@@ -217,13 +217,11 @@ void UnpackTyped(const GroupFormat& format, const void* payload, T* destination,
     }
     return;
   }
-  HWY_ALIGN T tile[kTileColumns][128];
+  HWY_ALIGN T tile[kTileColumns][kTileRows];
   for_tiles(format, begin, end, [&](std::int64_t group, int columns, const core::GroupSpan& span) {
     for (int column = 0; column < columns; ++column)
       unpacker.unpack(group + column, tile[column], span.count);
-    for (int row = 0; row < span.count; ++row)
-      for (int column = 0; column < columns; ++column)
-        destination[span.offset + row * span.stride + column] = tile[column][row];
+    transpose(tile[0], kTileRows, columns, span.count, destination + span.offset, span.stride);
   });
 }
 
