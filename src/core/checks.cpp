@@ -92,5 +92,27 @@ Status check_execution(const Execution& execution) {
                        static_cast<int>(execution.backend));
 }
 
+Status check_float_type(ElementType type) {
+  switch (type) {
+    case ElementType::kF32:
+    case ElementType::kF16:
+    case ElementType::kBF16:
+    case ElementType::kF64:
+      return {};
+    default:
+      return Status::error(StatusCode::kInvalidArgument,
+                           "type must be fp32, fp16, bf16 or fp64, got %s (%d)", name_of(type),
+                           static_cast<int>(type));
+  }
+}
+
+Status check_call(const Execution& execution, const char* argument, const void* data,
+                  std::int64_t count, std::size_t element_bytes, ConstPayload payload,
+                  std::size_t needed) {
+  BACKFOLD_RETURN_IF_ERROR(check_execution(execution));
+  BACKFOLD_RETURN_IF_ERROR(check_buffer(argument, data, count, element_bytes));
+  return check_payload(payload, needed);
+}
+
 }  // namespace core
 }  // namespace backfold

@@ -34,6 +34,15 @@ Status check_payload(ConstPayload payload, std::size_t needed);
 // The execution names a backend, at least one thread and, if any, a SIMD target that is there.
 Status check_execution(const Execution& execution);
 
+// `type` is fp32, fp16, bf16 or fp64.
+Status check_float_type(ElementType type);
+
+// What every pack and unpack checks before it touches memory: the execution, the tensor's buffer,
+// an argument of that name, and the payload.
+Status check_call(const Execution& execution, const char* argument, const void* data,
+                  std::int64_t count, std::size_t element_bytes, ConstPayload payload,
+                  std::size_t needed);
+
 // Bytes rounded up to whole units of payload alignment.
 constexpr std::size_t padded(std::size_t bytes) {
   return (bytes + kPayloadAlignment - 1) / kPayloadAlignment * kPayloadAlignment;

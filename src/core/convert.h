@@ -9,6 +9,7 @@
 #include <cfloat>
 #include <cstdint>
 
+#include "backfold/types.h"
 #include "core/host_device.h"
 
 namespace backfold::core {
@@ -20,6 +21,21 @@ struct Half {
 struct BFloat {
   std::uint16_t bits;
 };
+
+// Calls work.operator()<T>() with the element of a floating-point type; fp32 stands for all others.
+template <typename Work>
+auto with_element(ElementType type, Work work) {
+  switch (type) {
+    case ElementType::kF16:
+      return work.template operator()<Half>();
+    case ElementType::kBF16:
+      return work.template operator()<BFloat>();
+    case ElementType::kF64:
+      return work.template operator()<double>();
+    default:
+      return work.template operator()<float>();
+  }
+}
 
 BACKFOLD_HD bool is_finite(float value) { return (bits_of(value) & 0x7f80'0000u) != 0x7f80'0000u; }
 
@@ -71,7 +87,8 @@ BACKFOLD_HD float to_float(double value) {
   return static_cast<float>(value);
 }
 
-// Whether an element is above zero in its own type: an fp64 element may be, and round to 0 in fp32.
+// Whether an element is above or below zero in its own type: an fp64 element may be, and round to 0
+// in fp32.
 template <typename T>
 BACKFOLD_HD bool is_positive(T value) {
   return to_float(value) > 0.0f;
@@ -79,6 +96,15 @@ BACKFOLD_HD bool is_positive(T value) {
 template <>
 BACKFOLD_HD bool is_positive(double value) {
   return value > 0.0;
+}
+
+template <typename T>
+BACKFOLD_HD bool is_negative(T value) {
+  return to_float(value) < 0.0f;
+}
+template <>
+BACKFOLD_HD bool is_negative(double value) {
+  return value < 0.0;
 }
 
 // The fp32 result of a decode as an element: to nearest, and finite where it was finite.

@@ -52,18 +52,16 @@ std::size_t packed_bytes(const CopyFormat& format) {
 Status pack(const CopyFormat& format, const void* source, Payload payload,
             const Execution& execution) {
   BACKFOLD_RETURN_IF_ERROR(validate(format));
-  BACKFOLD_RETURN_IF_ERROR(core::check_execution(execution));
-  BACKFOLD_RETURN_IF_ERROR(core::check_buffer("source", source, format.bytes, 1));
-  BACKFOLD_RETURN_IF_ERROR(core::check_payload(payload, packed_bytes(format)));
+  BACKFOLD_RETURN_IF_ERROR(core::check_call(execution, "source", source, format.bytes, 1, payload,
+                                            packed_bytes(format)));
   return copy(source, payload.data, format.bytes, execution);
 }
 
 Status unpack(const CopyFormat& format, ConstPayload payload, void* destination,
               const Execution& execution) {
   BACKFOLD_RETURN_IF_ERROR(validate(format));
-  BACKFOLD_RETURN_IF_ERROR(core::check_execution(execution));
-  BACKFOLD_RETURN_IF_ERROR(core::check_buffer("destination", destination, format.bytes, 1));
-  BACKFOLD_RETURN_IF_ERROR(core::check_payload(payload, packed_bytes(format)));
+  BACKFOLD_RETURN_IF_ERROR(core::check_call(execution, "destination", destination, format.bytes, 1,
+                                            payload, packed_bytes(format)));
   return copy(payload.data, destination, format.bytes, execution);
 }
 

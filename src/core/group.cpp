@@ -4,6 +4,7 @@
 
 #include "backfold/group.h"
 
+#include <algorithm>
 #include <cinttypes>
 
 #include "core/checks.h"
@@ -28,16 +29,7 @@ constexpr std::int64_t kGrain = 512;
 
 Status check_values(const GroupFormat& format) {
   const auto error = StatusCode::kInvalidArgument;
-  switch (format.type) {
-    case ElementType::kF32:
-    case ElementType::kF16:
-    case ElementType::kBF16:
-    case ElementType::kF64:
-      break;
-    default:
-      return Status::error(error, "type must be fp32, fp16, bf16 or fp64, got %s (%d)",
-                           name_of(format.type), static_cast<int>(format.type));
-  }
+  BACKFOLD_RETURN_IF_ERROR(core::check_float_type(format.type));
   switch (format.bits) {
     case 1:
     case 2:
@@ -93,20 +85,6 @@ const char* element_at(const GroupFormat& format, const void* data, std::int64_t
   return static_cast<const char*>(data) + static_cast<std::size_t>(index) * size_of(format.type);
 }
 
-bool is_negative(const GroupFormat& format, const void* source, std::int64_t index) {
-  const void* element = element_at(format, source, index);
-  switch (format.type) {
-    case ElementType::kF16:
-      return core::to_float(*static_cast<const core::Half*>(element)) < 0.0f;
-    case ElementType::kBF16:
-      return core::to_float(*static_cast<const core::BFloat*>(element)) < 0.0f;
-    case ElementType::kF64:
-      return *static_cast<const double*>(element) < 0.0;
-    default:
-      return *static_cast<const float*>(element) < 0.0f;
-  }
-}
-
 // The first negative element, -1 if there is none.
 Status find_negative(const GroupFormat& format, const void* source, const Execution& execution,
                      std::int64_t* index) {
@@ -116,9 +94,12 @@ Status find_negative(const GroupFormat& format, const void* source, const Execut
 #else
   (void)execution;
 #endif
-  for (*index = 0; *index < format.count; ++*index)
-    if (is_negative(format, source, *index)) return {};
-  *index = -1;
+  core::with_element(format.type, [&]<typename T>() {
+    const T* elements = static_cast<const T*>(source);
+    const T* negative =
+        std::find_if(elements, elements + format.count, [](T e) { return core::is_negative(e); });
+    *index = negative == elements + format.count ? -1 : negative - elements;
+  });
   return {};
 }
 
@@ -147,10 +128,8 @@ Status pack(const GroupFormat& format, const void* source, const Key& key, Paylo
             const Execution& execution) {
   BACKFOLD_RETURN_IF_ERROR(validate(format));
   const GroupGeometry geometry(format);
-  BACKFOLD_RETURN_IF_ERROR(core::check_execution(execution));
-  BACKFOLD_RETURN_IF_ERROR(
-      core::check_buffer("source", source, format.count, size_of(format.type)));
-  BACKFOLD_RETURN_IF_ERROR(core::check_payload(payload, geometry.bytes()));
+  BACKFOLD_RETURN_IF_ERROR(core::check_call(execution, "source", source, format.count,
+                                            size_of(format.type), payload, geometry.bytes()));
   BACKFOLD_RETURN_IF_ERROR(check_contract(format, source, execution));
   const core::MixedKey mixed = core::mixed(key);
 
@@ -184,10 +163,8 @@ Status unpack(const GroupFormat& format, ConstPayload payload, void* destination
               const Execution& execution) {
   BACKFOLD_RETURN_IF_ERROR(validate(format));
   const GroupGeometry geometry(format);
-  BACKFOLD_RETURN_IF_ERROR(core::check_execution(execution));
-  BACKFOLD_RETURN_IF_ERROR(
-      core::check_buffer("destination", destination, format.count, size_of(format.type)));
-  BACKFOLD_RETURN_IF_ERROR(core::check_payload(payload, geometry.bytes()));
+  BACKFOLD_RETURN_IF_ERROR(core::check_call(execution, "destination", destination, format.count,
+                                            size_of(format.type), payload, geometry.bytes()));
 
 #ifdef BACKFOLD_WITH_CUDA
   if (execution.backend == Backend::kCuda) {

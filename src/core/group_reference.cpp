@@ -265,27 +265,12 @@ double group_error(const GroupFormat& format, const T* source, std::int64_t stri
   return error;
 }
 
-// Calls work with a null pointer of the element type of the format.
-template <typename Work>
-auto for_type(ElementType type, Work work) {
-  switch (type) {
-    case ElementType::kF16:
-      return work(static_cast<Half*>(nullptr));
-    case ElementType::kBF16:
-      return work(static_cast<BFloat*>(nullptr));
-    case ElementType::kF64:
-      return work(static_cast<double*>(nullptr));
-    default:
-      return work(static_cast<float*>(nullptr));
-  }
-}
-
 }  // namespace
 
 void reference_pack_group(const GroupFormat& format, const void* first, std::int64_t stride,
                           int count, MixedKey key, std::uint64_t group, std::uint32_t* header,
                           std::uint8_t* codes) {
-  for_type(format.type, [&]<typename T>(T*) {
+  with_element(format.type, [&]<typename T>() {
     pack_group(format, static_cast<const T*>(first), stride, count, key, group, header, codes);
   });
 }
@@ -293,14 +278,14 @@ void reference_pack_group(const GroupFormat& format, const void* first, std::int
 void reference_unpack_group(const GroupFormat& format, std::uint32_t header,
                             const std::uint8_t* codes, void* first, std::int64_t stride,
                             int count) {
-  for_type(format.type, [&]<typename T>(T*) {
+  with_element(format.type, [&]<typename T>() {
     unpack_group(format, header, codes, static_cast<T*>(first), stride, count);
   });
 }
 
 double reference_group_error(const GroupFormat& format, const void* first, std::int64_t stride,
                              int count) {
-  return for_type(format.type, [&]<typename T>(T*) {
+  return with_element(format.type, [&]<typename T>() {
     return group_error(format, static_cast<const T*>(first), stride, count);
   });
 }

@@ -115,17 +115,8 @@ void write_prefix(std::size_t size, const void* source, std::size_t bytes, std::
 }  // namespace
 
 Status validate(const MaskFormat& format) {
-  switch (format.type) {
-    case ElementType::kF32:
-    case ElementType::kF16:
-    case ElementType::kBF16:
-    case ElementType::kF64:
-      return core::check_count(format.count);
-    default:
-      return Status::error(StatusCode::kInvalidArgument,
-                           "type must be fp32, fp16, bf16 or fp64, got %s (%d)",
-                           name_of(format.type), static_cast<int>(format.type));
-  }
+  BACKFOLD_RETURN_IF_ERROR(core::check_float_type(format.type));
+  return core::check_count(format.count);
 }
 
 std::size_t packed_bytes(const MaskFormat& format) {
@@ -150,9 +141,8 @@ Status pack(const MaskFormat& format, const void* source, Payload payload,
             const Execution& execution) {
   const std::size_t size = size_of(format.type);
   BACKFOLD_RETURN_IF_ERROR(validate(format));
-  BACKFOLD_RETURN_IF_ERROR(core::check_execution(execution));
-  BACKFOLD_RETURN_IF_ERROR(core::check_buffer("source", source, format.count, size));
-  BACKFOLD_RETURN_IF_ERROR(core::check_payload(payload, total_bytes(format)));
+  BACKFOLD_RETURN_IF_ERROR(core::check_call(execution, "source", source, format.count, size,
+                                            payload, total_bytes(format)));
   BACKFOLD_RETURN_IF_ERROR(check_contract(format, source, execution));
   std::uint8_t* const prefix = static_cast<std::uint8_t*>(payload.data);
   std::uint8_t* const bits = prefix + kPrefix;
@@ -183,9 +173,8 @@ Status unpack(const MaskFormat& format, ConstPayload payload, void* destination,
               const Execution& execution) {
   const std::size_t size = size_of(format.type);
   BACKFOLD_RETURN_IF_ERROR(validate(format));
-  BACKFOLD_RETURN_IF_ERROR(core::check_execution(execution));
-  BACKFOLD_RETURN_IF_ERROR(core::check_buffer("destination", destination, format.count, size));
-  BACKFOLD_RETURN_IF_ERROR(core::check_payload(payload, total_bytes(format)));
+  BACKFOLD_RETURN_IF_ERROR(core::check_call(execution, "destination", destination, format.count,
+                                            size, payload, total_bytes(format)));
   const std::uint8_t* const prefix = static_cast<const std::uint8_t*>(payload.data);
   const std::uint8_t* const bits = prefix + kPrefix;
   core::BitValues values = {0, 0};

@@ -146,9 +146,8 @@ Status pack(const NarrowFormat& format, const void* source, Payload payload,
   const NarrowCode code = code_of(format);
   const std::size_t size = size_of(format.type);
   const std::size_t total = total_bytes(format, code);
-  BACKFOLD_RETURN_IF_ERROR(core::check_execution(execution));
-  BACKFOLD_RETURN_IF_ERROR(core::check_buffer("source", source, format.count, size));
-  BACKFOLD_RETURN_IF_ERROR(core::check_payload(payload, total));
+  BACKFOLD_RETURN_IF_ERROR(
+      core::check_call(execution, "source", source, format.count, size, payload, total));
   BACKFOLD_RETURN_IF_ERROR(check_contract(format, code, source, execution));
 
 #ifdef BACKFOLD_WITH_CUDA
@@ -180,9 +179,8 @@ Status unpack(const NarrowFormat& format, ConstPayload payload, void* destinatio
   BACKFOLD_RETURN_IF_ERROR(validate(format));
   const NarrowCode code = code_of(format);
   const std::size_t size = size_of(format.type);
-  BACKFOLD_RETURN_IF_ERROR(core::check_execution(execution));
-  BACKFOLD_RETURN_IF_ERROR(core::check_buffer("destination", destination, format.count, size));
-  BACKFOLD_RETURN_IF_ERROR(core::check_payload(payload, total_bytes(format, code)));
+  BACKFOLD_RETURN_IF_ERROR(core::check_call(execution, "destination", destination, format.count,
+                                            size, payload, total_bytes(format, code)));
 
 #ifdef BACKFOLD_WITH_CUDA
   if (execution.backend == Backend::kCuda) {

@@ -163,9 +163,8 @@ Status pack(const PredicateFormat& format, const void* source, Payload payload,
             const Execution& execution) {
   const std::size_t size = size_of(format.type);
   BACKFOLD_RETURN_IF_ERROR(validate(format));
-  BACKFOLD_RETURN_IF_ERROR(core::check_execution(execution));
-  BACKFOLD_RETURN_IF_ERROR(core::check_buffer("source", source, format.count, size));
-  BACKFOLD_RETURN_IF_ERROR(core::check_payload(payload, core::bit_bytes(format.count)));
+  BACKFOLD_RETURN_IF_ERROR(core::check_call(execution, "source", source, format.count, size,
+                                            payload, core::bit_bytes(format.count)));
   const BitTest test = bit_test(format);
 
 #ifdef BACKFOLD_WITH_CUDA
@@ -193,9 +192,8 @@ Status unpack(const PredicateFormat& format, ConstPayload payload, void* destina
               const Execution& execution) {
   const std::size_t size = size_of(format.type);
   BACKFOLD_RETURN_IF_ERROR(validate(format));
-  BACKFOLD_RETURN_IF_ERROR(core::check_execution(execution));
-  BACKFOLD_RETURN_IF_ERROR(core::check_buffer("destination", destination, format.count, size));
-  BACKFOLD_RETURN_IF_ERROR(core::check_payload(payload, core::bit_bytes(format.count)));
+  BACKFOLD_RETURN_IF_ERROR(core::check_call(execution, "destination", destination, format.count,
+                                            size, payload, core::bit_bytes(format.count)));
   const BitValues values = bit_values(format);
 
 #ifdef BACKFOLD_WITH_CUDA

@@ -227,30 +227,16 @@ void UnpackTyped(const GroupFormat& format, const void* payload, T* destination,
 
 void Pack(const GroupFormat& format, const void* source, core::MixedKey key, void* payload,
           std::int64_t begin, std::int64_t end) {
-  switch (format.type) {
-    case ElementType::kF16:
-      return PackTyped(format, static_cast<const core::Half*>(source), key, payload, begin, end);
-    case ElementType::kBF16:
-      return PackTyped(format, static_cast<const core::BFloat*>(source), key, payload, begin, end);
-    case ElementType::kF64:
-      return PackTyped(format, static_cast<const double*>(source), key, payload, begin, end);
-    default:
-      return PackTyped(format, static_cast<const float*>(source), key, payload, begin, end);
-  }
+  core::with_element(format.type, [&]<typename T>() HWY_ATTR {
+    PackTyped(format, static_cast<const T*>(source), key, payload, begin, end);
+  });
 }
 
 void Unpack(const GroupFormat& format, const void* payload, void* destination, std::int64_t begin,
             std::int64_t end) {
-  switch (format.type) {
-    case ElementType::kF16:
-      return UnpackTyped(format, payload, static_cast<core::Half*>(destination), begin, end);
-    case ElementType::kBF16:
-      return UnpackTyped(format, payload, static_cast<core::BFloat*>(destination), begin, end);
-    case ElementType::kF64:
-      return UnpackTyped(format, payload, static_cast<double*>(destination), begin, end);
-    default:
-      return UnpackTyped(format, payload, static_cast<float*>(destination), begin, end);
-  }
+  core::with_element(format.type, [&]<typename T>() HWY_ATTR {
+    UnpackTyped(format, payload, static_cast<T*>(destination), begin, end);
+  });
 }
 
 GroupKernels Kernels() { return {&Pack, &Unpack}; }

@@ -87,25 +87,12 @@ Status find_negative(const GroupFormat& format, const void* source, void* stream
   BACKFOLD_RETURN_IF_ERROR(blocks_for(format.count, 256, &blocks));
   const auto cuda_stream = static_cast<cudaStream_t>(stream);
   Witness witness;
-  const auto look = [&]<typename T>(const T* elements) {
+  const Status status = core::with_element(format.type, [&]<typename T>() {
+    const T* elements = static_cast<const T*>(source);
     return hear_witness(cuda_stream, &witness, [&](Witness* out) {
       find_negative_kernel<<<blocks, 256, 0, cuda_stream>>>(elements, format.count, out);
     });
-  };
-  Status status;
-  switch (format.type) {
-    case ElementType::kF16:
-      status = look(static_cast<const core::Half*>(source));
-      break;
-    case ElementType::kBF16:
-      status = look(static_cast<const core::BFloat*>(source));
-      break;
-    case ElementType::kF64:
-      status = look(static_cast<const double*>(source));
-      break;
-    default:
-      status = look(static_cast<const float*>(source));
-  }
+  });
   *index = witness.index;
   return status;
 }

@@ -52,16 +52,8 @@ Status with_width(int bits, Work work) {
 
 template <typename Work>
 Status with_type_and_width(const GroupFormat& format, Work work) {
-  switch (format.type) {
-    case ElementType::kF16:
-      return with_width<core::Half>(format.bits, work);
-    case ElementType::kBF16:
-      return with_width<core::BFloat>(format.bits, work);
-    case ElementType::kF64:
-      return with_width<double>(format.bits, work);
-    default:
-      return with_width<float>(format.bits, work);
-  }
+  return core::with_element(format.type,
+                            [&]<typename T>() { return with_width<T>(format.bits, work); });
 }
 
 }  // namespace backfold::cuda
