@@ -16,7 +16,7 @@
 #include <string_view>
 #include <vector>
 
-#include "backfold/group.h"
+#include "torch/codec.h"
 
 namespace backfold::torch_layer {
 
@@ -34,13 +34,6 @@ struct PackOptions {
 // ValueError or TypeError naming the argument.
 GroupFormat format_for(at::ScalarType type, at::IntArrayRef sizes, at::IntArrayRef strides,
                        const PackOptions& options);
-
-// Packs a dense tensor, in the order of its memory, on the current stream of its device.
-at::Tensor pack_payload(const at::Tensor& source, const GroupFormat& format, const Key& key);
-
-// Restores a payload into a new tensor of these sizes and strides, on the current stream.
-at::Tensor unpack_payload(const at::Tensor& payload, const GroupFormat& format,
-                          at::IntArrayRef sizes, at::IntArrayRef strides, at::ScalarType type);
 
 class Packet {
  public:
