@@ -28,8 +28,25 @@ endif()
 message(STATUS "Backfold: torch ${BACKFOLD_TORCH_VERSION}")
 
 add_library(backfold_torch SHARED
+  src/torch/calls.cpp
+  src/torch/codec.cpp
+  src/torch/controller.cpp
+  src/torch/demand.cpp
+  src/torch/entry.cpp
+  src/torch/exact_ops.cpp
+  src/torch/exact_ops_geometry.cpp
+  src/torch/exact_ops_indices.cpp
+  src/torch/exact_ops_predicates.cpp
+  src/torch/exact_ops_values.cpp
+  src/torch/geometry.cpp
+  src/torch/hooks.cpp
   src/torch/ops.cpp
-  src/torch/packet.cpp)
+  src/torch/packet.cpp
+  src/torch/report.cpp
+  src/torch/saved.cpp
+  src/torch/shared_packet.cpp
+  src/torch/site.cpp
+  src/torch/store.cpp)
 target_include_directories(backfold_torch PUBLIC src)
 target_include_directories(backfold_torch SYSTEM
   PUBLIC ${torch_folder}/include ${torch_folder}/include/torch/csrc/api/include)
@@ -39,6 +56,10 @@ target_link_libraries(backfold_torch
   PUBLIC ${torch_folder}/lib/libtorch_cpu.so ${torch_folder}/lib/libc10.so
   PRIVATE backfold_core)
 target_include_directories(backfold_torch PUBLIC include)
+
+# What a program without Python links beside backfold_torch.
+set(BACKFOLD_TORCH_LIBRARIES
+  ${torch_folder}/lib/libtorch.so ${torch_folder}/lib/libtorch_cpu.so ${torch_folder}/lib/libc10.so)
 
 # Seen with g++ 13 on Ubuntu 24.04: the link took members of libstdc++.a, a second copy beside the one that
 # torch uses, and the first number written to a stream crashed. Named here, the shared one is taken.
@@ -52,7 +73,10 @@ endif()
 # backfold_core would be taken from there.
 target_link_options(backfold_torch PRIVATE -Wl,--exclude-libs,libcudart_static.a)
 
-Python_add_library(_C MODULE WITH_SOABI src/python/binding.cpp)
+Python_add_library(_C MODULE WITH_SOABI
+  src/python/binding.cpp
+  src/python/controller.cpp
+  src/python/hooks.cpp)
 target_compile_options(_C PRIVATE -Wall -Wextra)
 target_compile_definitions(_C PRIVATE TORCH_EXTENSION_NAME=_C)
 target_link_libraries(_C PRIVATE backfold_torch ${torch_folder}/lib/libtorch_python.so)

@@ -2,15 +2,14 @@
 """Backfold folds the activations of PyTorch training away until backward needs them.
 
 >>> import torch, backfold
->>> x = torch.randn(512, 512)
->>> packet = backfold.pack(x, bits=4)
->>> packet.source_nbytes / packet.nbytes > 7
+>>> model = torch.nn.Sequential(torch.nn.Linear(256, 1024), torch.nn.GELU())
+>>> fold = backfold.Controller(model, bits=4)
+>>> with fold:  # forward: exact; what backward needs is folded away
+...     loss = model(torch.randn(512, 256)).square().mean()
+>>> loss.backward()
+>>> report = fold.report().to_dict()
+>>> report["unique_bytes"] / report["held_bytes"] > 4
 True
->>> y = backfold.unpack(packet)  # x, up to rounding that is right on average
-
-At this version the package holds the codecs, for tensors on the CPU and on CUDA devices, and the
-headers and library of the C++ core. ``backfold.Controller``, which folds what a model saves for
-backward, arrives with the autograd layer.
 """
 
 from importlib.metadata import version as _version
@@ -22,6 +21,8 @@ __version__ = _version("backfold")
 _require_supported_torch()
 
 from backfold._C import Packet  # noqa: E402
+from backfold._controller import Controller, inspect  # noqa: E402
 from backfold._packing import pack, unpack  # noqa: E402
+from backfold._report import Report  # noqa: E402
 
-__all__ = ["Packet", "__version__", "pack", "unpack"]
+__all__ = ["Controller", "Packet", "Report", "__version__", "inspect", "pack", "unpack"]

@@ -2,6 +2,7 @@
 """Packing single tensors."""
 
 import torch
+
 from backfold._C import Packet
 
 

@@ -7,6 +7,8 @@
 #include <string>
 
 #include "backfold/execution.h"
+#include "python/controller.h"
+#include "python/hooks.h"
 #include "torch/packet.h"
 
 namespace backfold {
@@ -36,6 +38,9 @@ PYBIND11_MODULE(_C, module) {
       .def_property_readonly("exact", &Packet::exact,
                              "Whether the tensor was too small to fold and is kept as it is.")
       .def("__repr__", &Packet::describe);
+
+  python::add_controller(module);
+  python::add_hooks(module);
 }
 
 }  // namespace

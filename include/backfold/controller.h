@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The controller: folds what backward needs while its scope lives.
+//
+//   backfold::Controller fold(*model, {.bits = 4});
+//   for (auto& batch : loader) {
+//     torch::Tensor loss;
+//     {
+//       auto scope = fold.enter();
+//       loss = torch::cross_entropy_loss(model->forward(batch.data), batch.target);
+//     }
+//     loss.backward();
+//     ...
+//   }
+//   std::cout << fold.report().text();
+//
+// Parts of a model are told apart by torch's own RECORD_USER_SCOPE("encoder"), where a program uses
+// it; without, by operator and order alone.
+
+#ifndef BACKFOLD_CONTROLLER_H_
+#define BACKFOLD_CONTROLLER_H_
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "backfold/report.h"
+
+namespace torch::nn {
+class Module;
+}
+
+namespace backfold {
+
+namespace torch_layer {
+class Entry;
+struct State;
+}  // namespace torch_layer
+
+struct ControllerOptions {
+  std::optional<int> bits = 4;      // of a code; none folds only what is exact
+  std::vector<std::string> keep;    // parts (shell patterns) whose tensors stay as they are
+  std::int64_t min_bytes = 16'384;  // smaller tensors stay as they are
+  std::uint64_t seed = 0;           // of stochastic rounding; torch's generators are not touched
+};
+
+class Controller {
+ public:
+  // While one lives, what autograd saves on this thread is folded. Scopes end in the reverse of the
+  // order in which they began, on the thread that began them.
+  class Scope {
+   public:
+    Scope(Scope&&) noexcept;
+    ~Scope();
+
+   private:
+    friend class Controller;
+    explicit Scope(std::unique_ptr<torch_layer::Entry> entry);
+    std::unique_ptr<torch_layer::Entry> entry_;
+  };
+
+  // Raises ValueError for an option that is not allowed, naming it.
+  explicit Controller(ControllerOptions options = {});
+  // Parameters and buffers of the model are never packed.
+  explicit Controller(const torch::nn::Module& model, ControllerOptions options = {});
+  ~Controller();
+
+  // Raises RuntimeError if this controller is entered already, here or on another thread.
+  [[nodiscard]] Scope enter();
+
+  // Entries in which something was saved.
+  std::int64_t steps() const;
+
+  // Of the last such entry.
+  Report report() const;
+
+  // For the layers above.
+  torch_layer::State& state() { return *state_; }
+
+ private:
+  std::shared_ptr<torch_layer::State> state_;
+};
+
+}  // namespace backfold
+
+#endif  // BACKFOLD_CONTROLLER_H_

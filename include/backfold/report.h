@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What a step kept for backward: by whom, how, and why.
+
+#ifndef BACKFOLD_REPORT_H_
+#define BACKFOLD_REPORT_H_
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace backfold {
+
+// One place that saves tensors. Sizes are in bytes.
+struct ReportRow {
+  std::string module;  // path of the module, empty outside of all
+  std::string op;      // "aten::addmm"
+  std::string slot;    // argument of the operator, or "result.0" for what it made
+  int occurrence = 0;  // among the saves of this op and slot in one call of the module
+  std::int64_t saves = 0;
+  std::int64_t saved_bytes = 0;      // what autograd alone would keep, save by save
+  std::int64_t unique_bytes = 0;     // memory that no save before it kept
+  std::int64_t held_bytes = 0;       // kept now, beyond what is alive anyway
+  std::int64_t duplicate_bytes = 0;  // served by what an earlier save kept
+  std::string kind;                  // "lossy", "predicate", "alive", ...; of the largest save
+  int bits = 0;                      // of a code
+  double stored_bits = 0;            // per element, headers included
+  std::string reason;
+};
+
+struct Report {
+  std::int64_t step = 0;
+  bool folded = true;  // false where nothing was packed, only counted
+  // Sums over the rows that are no parameters.
+  std::int64_t saved_bytes = 0, unique_bytes = 0, held_bytes = 0, alive_bytes = 0;
+  // Allocated between the beginning and the end of the block, beyond what is held: tensors that
+  // autograd does not show (attributes of a custom function's ctx), and results that live on.
+  std::optional<std::int64_t> unseen_bytes;
+  std::vector<ReportRow> rows;  // largest first
+
+  // A table that fits a terminal, by module and operator. At most `rows` lines; 0 means all.
+  std::string text(std::size_t rows = 30) const;
+};
+
+}  // namespace backfold
+
+#endif  // BACKFOLD_REPORT_H_

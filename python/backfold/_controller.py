@@ -1,0 +1,215 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The controller: what a user holds."""
+
+from __future__ import annotations
+
+import fnmatch
+import threading
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch.nn.modules.module import (
+    register_module_forward_hook,
+    register_module_forward_pre_hook,
+)
+
+from backfold import _C
+from backfold._check import CheckResult, check_gradients
+from backfold._report import Report
+
+
+def _module_begins(module: torch.nn.Module, args: object) -> None:
+    if not torch.compiler.is_compiling():  # a C function would break the graph
+        _C.module_begins(module)
+
+
+def _module_ends(module: torch.nn.Module, args: object, result: object) -> None:
+    if not torch.compiler.is_compiling():
+        _C.module_ends(module)
+
+
+class _ModuleHooks:
+    """Tells entries which module runs, through torch's global module hooks, while any is open."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._open = 0
+        self._handles: list[Any] = []
+
+    def open(self) -> None:
+        with self._lock:
+            if self._open == 0:
+                self._handles = [
+                    register_module_forward_pre_hook(_module_begins),
+                    register_module_forward_hook(_module_ends),
+                ]
+            self._open += 1
+
+    def close(self) -> None:
+        with self._lock:
+            self._open -= 1
+            if self._open == 0:
+                for handle in self._handles:
+                    handle.remove()
+
+
+_module_hooks = _ModuleHooks()
+
+
+class Controller:
+    """Folds what backward needs while its block runs.
+
+    Built once, entered every step. The forward pass stays exact; what autograd saves inside the
+    block is kept in `bits` bits an element, or exactly where fewer bits are enough to be exact.
+
+    >>> model = torch.nn.Sequential(torch.nn.Linear(256, 256), torch.nn.ReLU())
+    >>> fold = Controller(model, bits=4)
+    >>> with fold:
+    ...     loss = model(torch.randn(128, 256)).sum()
+    >>> loss.backward()
+    >>> fold.steps
+    1
+
+    Args:
+        model: its parameters and buffers are never packed, and its module paths name the places
+            that save tensors. May be left out: parameters that require gradients are known anyway.
+        bits: width of a code, one of 1, 2, 3, 4, 5, 6, 8, 16; headers add 0.25 bits an element.
+            ``None`` folds only what stays exact: training is then bitwise what it was.
+        keep: modules whose saved tensors stay as they are, as patterns of paths or as instances.
+        min_bytes: smaller tensors stay as they are.
+        seed: of stochastic rounding. torch's own generators are never touched.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module | None = None,
+        *,
+        bits: int | None = 4,
+        keep: Iterable[str | torch.nn.Module] = (),
+        min_bytes: int = 16384,
+        seed: int = 0,
+    ) -> None:
+        if model is not None and not isinstance(model, torch.nn.Module):
+            raise TypeError(f"model must be a torch.nn.Module or None, got {type(model).__name__}")
+        for name, value in (("bits", bits), ("min_bytes", min_bytes), ("seed", seed)):
+            if isinstance(value, bool) or not isinstance(
+                value, (int, type(None)) if name == "bits" else int
+            ):
+                allowed = "an int or None" if name == "bits" else "an int"
+                raise TypeError(f"{name} must be {allowed}, got {value!r}")
+        if not 0 <= seed < 2**64:
+            raise ValueError(f"seed must be from 0 to 2**64 - 1, got {seed}")
+        self._model = model
+        self._keep = (keep,) if isinstance(keep, (str, torch.nn.Module)) else tuple(keep)
+        bits = bits if bits is None else max(min(bits, 1 << 30), -1)
+        self._core = _C.Controller(bits, min_bytes, seed, False)
+        self._list_model()
+
+    def _list_model(self) -> None:
+        modules = dict(self._model.named_modules()) if self._model is not None else {}
+        kept = _kept_paths(modules, self._keep)
+        self._core.list_model(
+            [(module, path, path in kept) for path, module in modules.items()],
+            _named_tensors(self._model),
+        )
+
+    def __enter__(self) -> Controller:
+        if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
+            raise RuntimeError(
+                "a Controller cannot be entered while a CUDA graph is captured: every replay would "
+                "round with the same random numbers"
+            )
+        if self._model is not None and self._core.stale:
+            self._list_model()
+        watch = self._core.wants_modules()
+        self._core.enter()
+        if watch:
+            _module_hooks.open()
+        self._watches = watch
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._core.exit()
+        if self._watches:
+            _module_hooks.close()
+
+    @property
+    def steps(self) -> int:
+        """Entries under grad mode in which something was saved."""
+        return self._core.steps
+
+    def report(self) -> Report:
+        """What the last step kept for backward: by whom, how, and why."""
+        return Report(self._core.report())
+
+    def check(self, step: Callable[[], torch.Tensor], repeats: int = 8) -> CheckResult:
+        """Compares folded gradients with plain ones on the user's own batch.
+
+        `step` runs a forward pass and returns the loss; it is called without the block, then
+        `repeats` times inside it, each time with other rounding. Gradients, buffers and torch's
+        generators are what they were before.
+        """
+        return check_gradients(self, self._model, step, repeats)
+
+
+def _named_tensors(model: torch.nn.Module | None) -> list[tuple[str, torch.Tensor]]:
+    if model is None:
+        return []
+    return [*model.named_parameters(), *model.named_buffers()]
+
+
+def _kept_paths(
+    modules: dict[str, torch.nn.Module], keep: tuple[str | torch.nn.Module, ...]
+) -> set[str]:
+    """Paths of the modules that `keep` names, and of all modules inside them."""
+    roots: set[str] = set()
+    for entry in keep:
+        if isinstance(entry, torch.nn.Module):
+            found = [path for path, module in modules.items() if module is entry]
+            what = f"module {type(entry).__name__}"
+        elif isinstance(entry, str):
+            found = fnmatch.filter(modules, entry)
+            what = f"pattern {entry!r}"
+        else:
+            raise TypeError(
+                f"keep must hold patterns or modules, got an entry of type {type(entry).__name__}"
+            )
+        if not found:
+            where = "no module of the model" if modules else "nothing, as no model was given"
+            raise ValueError(f"keep: the {what} matches {where}")
+        roots.update(found)
+    return {
+        path
+        for path in modules
+        if any(not root or path == root or path.startswith(root + ".") for root in roots)
+    }
+
+
+def inspect(fn: Callable[[], Any], model: torch.nn.Module | None = None) -> Report:
+    """What is using my memory? Runs `fn` and reports what autograd keeps for backward.
+
+    Nothing is packed. `fn` is any callable that runs a forward pass; `model`, if given, names the
+    modules by their paths. What `fn` returns stays alive until the report is made.
+
+    >>> layer = torch.nn.Linear(64, 64)
+    >>> x = torch.randn(8, 64)
+    >>> inspect(lambda: layer(x).tanh().sum()).to_dict()["sites"][0]["op"]
+    'aten::tanh'
+    """
+    if not callable(fn):
+        raise TypeError(f"fn must be callable, got {type(fn).__name__}")
+    core = _C.Controller(None, 0, 0, True)
+    if model is not None:
+        modules = [(module, path, False) for path, module in model.named_modules()]
+        core.list_model(modules, _named_tensors(model))
+    core.enter()
+    _module_hooks.open()
+    try:
+        result = fn()
+    finally:
+        core.exit()
+        _module_hooks.close()
+    report = Report(core.report())
+    del result
+    return report

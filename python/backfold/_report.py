@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a step kept for backward, as text, dict and JSON."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from backfold import _C
+
+
+class Report:
+    """By module and operator: what autograd alone would keep, what is held, how, and why.
+
+    ``print(report)`` shows the largest; ``text(rows=0)`` shows all.
+    """
+
+    def __init__(self, core: _C.Report) -> None:
+        self._core = core
+
+    def text(self, rows: int = 30) -> str:
+        """A table that fits a terminal, the `rows` largest lines of it, 0 for all."""
+        return self._core.text(rows)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything, in bytes, site by site, largest first."""
+        return self._core.to_dict()
+
+    def to_json(self) -> str:
+        return json.dumps(self.to_dict(), indent=2)
+
+    def __str__(self) -> str:
+        return self.text()
+
+    def __repr__(self) -> str:
+        totals = self.to_dict()
+        return (
+            f"Report(step {totals['step']}: {totals['unique_bytes']} bytes saved, "
+            f"{totals['held_bytes']} held, {len(totals['sites'])} sites)"
+        )

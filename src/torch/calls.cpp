@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "torch/calls.h"
+
+#include <c10/util/flat_hash_map.h>
+
+#include <cstring>
+#include <deque>
+#include <mutex>
+#include <unordered_map>
+
+namespace backfold::torch_layer {
+namespace {
+
+// Every operator seen by the process.
+class Registry {
+ public:
+  const Operator& add(const at::RecordFunction& call) {
+    const std::lock_guard lock(mutex_);
+    Operator& op = operators_.emplace_back();
+    op.name = call.name();
+    op.id = ids_.emplace(op.name, ids_.size()).first->second;
+    op.schema = call.operator_schema();
+    op.opaque = !op.schema || !op.name.starts_with("aten::");
+    op.compiled = !op.schema && op.name.find("CompiledFunction") != std::string::npos;
+    op.copies = op.name == "aten::_to_copy";
+    if (op.schema) {
+      for (const c10::Argument& argument : op.schema->arguments())
+        op.slots.push_back(argument.name());
+    }
+    op.argument_rules.resize(op.slots.size());
+    for (const bool wildcard : {false, true}) {
+      for (const Rule& rule : rules()) {
+        if (rule.op != op.name || (rule.slot == "*") != wildcard) continue;
+        op.wants_arguments |= rule.predicate || rule.bound || rule.when;
+        for (std::size_t i = 0; i < op.slots.size(); ++i)
+          if (wildcard || rule.slot == op.slots[i]) op.argument_rules[i].push_back(&rule);
+        if (wildcard || rule.slot.starts_with("result")) op.result_rules.push_back(&rule);
+      }
+    }
+    return op;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::deque<Operator> operators_;
+  std::unordered_map<std::string, std::uint32_t> ids_;
+};
+
+Registry& registry() {
+  static Registry& instance = *new Registry;  // engine threads may outlive static destructors
+  return instance;
+}
+
+struct Thread {
+  std::vector<RunningCall> calls;  // [0, depth) are running; the others keep their memory
+  std::size_t depth = 0;
+  int watches = 0;
+  at::CallbackHandle handle = 0;
+  // By the address of the name, which belongs to a schema and is the quickest key. An address may
+  // be used again (names of Python classes come and go), so the name is compared, too.
+  ska::flat_hash_map<const char*, const Operator*> operators;
+};
+
+thread_local Thread thread;
+CopyObserver copy_observer = nullptr;
+RegionObserver region_observer = nullptr;
+
+const Operator* operator_of(const at::RecordFunction& call) {
+  const char* name = call.name();
+  const Operator*& op = thread.operators[name];
+  if (!op || std::strcmp(op->name.c_str(), name) != 0) op = &registry().add(call);
+  return op;
+}
+
+std::unique_ptr<at::ObserverContext> begin(const at::RecordFunction& call) {
+  if (call.scope() == at::RecordScope::USER_SCOPE) {
+    if (region_observer) region_observer(call.name());
+    return nullptr;
+  }
+  if (thread.depth == thread.calls.size()) thread.calls.emplace_back();
+  RunningCall& running = thread.calls[thread.depth++];
+  running.op = operator_of(call);
+  running.results = 0;
+  running.saved = false;
+  running.tensors.clear();
+  const c10::ArrayRef<const c10::IValue> inputs = call.inputs();
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    const int position = static_cast<int>(i);
+    if (inputs[i].isTensor()) {
+      running.tensors.emplace_back(inputs[i].unsafeToTensorImpl(), position);
+    } else if (inputs[i].isTensorList()) {
+      for (const at::Tensor& tensor : inputs[i].toTensorVector())
+        running.tensors.emplace_back(tensor.unsafeGetTensorImpl(), position);
+    } else if (inputs[i].isOptionalTensorList()) {
+      for (const c10::IValue& entry : inputs[i].toListRef())
+        if (entry.isTensor()) running.tensors.emplace_back(entry.unsafeToTensorImpl(), position);
+    }
+  }
+  if (running.op->wants_arguments || running.op->copies)
+    running.arguments.assign(inputs.begin(), inputs.end());
+  return nullptr;
+}
+
+void end(const at::RecordFunction& call, at::ObserverContext*) {
+  if (call.scope() == at::RecordScope::USER_SCOPE) {
+    if (region_observer) region_observer(nullptr);
+    return;
+  }
+  if (thread.depth == 0) return;
+  RunningCall& running = thread.calls[--thread.depth];
+  if (running.op->copies && copy_observer && !running.arguments.empty() &&
+      call.outputs().size() == 1 && running.arguments[0].isTensor() &&
+      call.outputs()[0].isTensor()) {
+    copy_observer(running.arguments[0].toTensor(), call.outputs()[0].toTensor());
+  }
+  running.arguments.clear();
+}
+
+}  // namespace
+
+RunningCall* running_call() { return thread.depth ? &thread.calls[thread.depth - 1] : nullptr; }
+
+void observe_copies(CopyObserver observer) { copy_observer = observer; }
+void observe_regions(RegionObserver observer) { region_observer = observer; }
+
+CallWatch::CallWatch() : depth_(thread.depth) {
+  if (thread.watches++ > 0) return;
+  thread.handle = at::addThreadLocalCallback(
+      at::RecordFunctionCallback(begin, end)
+          .needsInputs(true)
+          .needsOutputs(true)
+          .scopes({at::RecordScope::FUNCTION, at::RecordScope::USER_SCOPE}));
+}
+
+CallWatch::~CallWatch() {
+  // Calls that an exception left, or that run on beyond the watch, are no longer known.
+  for (std::size_t i = depth_; i < thread.calls.size(); ++i) thread.calls[i].arguments.clear();
+  thread.depth = std::min(thread.depth, depth_);
+  if (--thread.watches == 0) at::removeCallback(thread.handle);
+}
+
+}  // namespace backfold::torch_layer

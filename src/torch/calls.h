@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Which operator is running: what names the place where a tensor is saved.
+//
+// torch reports every operator call on a thread to a callback. The innermost call that is running
+// when autograd saves a tensor is the one whose backward node will read it.
+
+#ifndef BACKFOLD_TORCH_CALLS_H_
+#define BACKFOLD_TORCH_CALLS_H_
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/function_schema.h>
+#include <ATen/record_function.h>
+#include <c10/util/SmallVector.h>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "torch/exact_ops.h"
+
+namespace backfold::torch_layer {
+
+// What an operator is, learned at its first call. Lives as long as the process.
+struct Operator {
+  std::string name;      // "aten::addmm", or the class of a Python autograd.Function
+  std::uint32_t id = 0;  // the same for all overloads of a name
+  std::optional<c10::FunctionSchema> schema;
+  std::vector<std::string> slots;  // names of the arguments, by position
+  // Rows of the table, those of a slot's own name first: a row may be for some calls alone.
+  std::vector<std::vector<const Rule*>> argument_rules;  // by position
+  std::vector<const Rule*> result_rules;
+  bool opaque = false;           // nobody knows what its backward does
+  bool compiled = false;         // a graph of torch.compile
+  bool copies = false;           // aten::_to_copy, which makes low-precision copies of parameters
+  bool wants_arguments = false;  // a rule looks at the arguments of a call
+};
+
+struct RunningCall {
+  const Operator* op = nullptr;
+  // Arguments that are tensors, with their positions. Alive as long as the call runs.
+  c10::SmallVector<std::pair<c10::TensorImpl*, int>, 8> tensors;
+  std::vector<c10::IValue> arguments;  // copies, where the operator wants them
+  int results = 0;                     // tensors saved so far that are no argument
+  bool saved = false;                  // anything
+};
+
+// The innermost call on this thread; null outside of calls. Valid until the call ends.
+RunningCall* running_call();
+
+// Told of each tensor that aten::_to_copy makes on this thread while a watch is active.
+using CopyObserver = void (*)(const at::Tensor& source, const at::Tensor& copy);
+void observe_copies(CopyObserver observer);
+
+// Told when a region that the program names (RECORD_USER_SCOPE) begins, with its name, and when it
+// ends, with null.
+using RegionObserver = void (*)(const char* name);
+void observe_regions(RegionObserver observer);
+
+// While one lives on a thread, running_call() knows the calls of that thread.
+class CallWatch {
+ public:
+  CallWatch();
+  ~CallWatch();
+  CallWatch(const CallWatch&) = delete;
+  CallWatch& operator=(const CallWatch&) = delete;
+
+ private:
+  std::size_t depth_;
+};
+
+}  // namespace backfold::torch_layer
+
+#endif  // BACKFOLD_TORCH_CALLS_H_

@@ -1,0 +1,226 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "torch/entry.h"
+
+#include <c10/core/Allocator.h>
+#include <c10/core/CachingDeviceAllocator.h>
+#include <c10/util/ThreadLocalDebugInfo.h>
+#include <fnmatch.h>
+
+#include <cstring>
+#include <mutex>
+#include <utility>
+
+namespace backfold::torch_layer {
+namespace {
+
+thread_local Entry* current_entry = nullptr;
+
+// States of the controllers that are entered, on any thread.
+struct Entered {
+  std::mutex mutex;
+  std::vector<State*> states;
+};
+Entered& entered() {
+  static Entered& instance = *new Entered;
+  return instance;
+}
+
+// Saves that no call announces: C++ functions of other libraries that are no operators.
+const Operator& unannounced() {
+  static const Operator& op = *[] {
+    auto* made = new Operator;
+    made->name = "unknown operation";
+    made->id = 0xffffff;
+    made->opaque = true;
+    return made;
+  }();
+  return op;
+}
+
+// Bytes that torch has allocated on the device of the parameters; none on a CPU, where nobody
+// counts.
+std::optional<std::int64_t> allocated_bytes(const std::vector<Parameter>& parameters) {
+  for (const Parameter& parameter : parameters) {
+    if (!parameter.tensor.is_cuda()) continue;
+    const auto stats =
+        c10::getDeviceAllocator(c10::kCUDA)->getDeviceStats(parameter.tensor.device().index());
+    return stats
+        .allocated_bytes[static_cast<std::size_t>(c10::CachingAllocator::StatType::AGGREGATE)]
+        .current;
+  }
+  return std::nullopt;
+}
+
+void observe_copy(const at::Tensor& source, const at::Tensor& copy) {
+  if (current_entry) current_entry->store().remember_copy(source, copy);
+}
+
+void observe_region(const char* name) {
+  if (current_entry) current_entry->region(name);
+}
+
+// Bytes held by the last step's sites.
+std::int64_t held_bytes(const State& state) {
+  std::int64_t held = 0;
+  for (const Site& site : state.sites->sites())
+    if (site.ledger.step == state.steps) held += site.ledger.held_bytes;
+  return held;
+}
+
+}  // namespace
+
+// What the CPU allocator gives and takes back on one thread, which it tells profilers.
+class AllocationCount : public c10::MemoryReportingInfoBase {
+ public:
+  void reportMemoryUsage(void*, std::int64_t bytes, std::size_t, std::size_t,
+                         c10::Device device) override {
+    if (device.is_cpu()) net_ += bytes;
+  }
+  bool memoryProfilingEnabled() const override { return true; }
+  std::int64_t net() const { return net_; }
+
+ private:
+  std::int64_t net_ = 0;
+};
+
+Entry* Entry::current() { return current_entry; }
+
+Entry::Entry(std::shared_ptr<State> state)
+    : state_(std::move(state)),
+      outer_(current_entry),
+      store_(state_->options, state_->sites, state_->parameters),
+      allocated_before_(allocated_bytes(state_->parameters)) {
+  if (state_->options.observe_only && !allocated_before_) {
+    allocations_ = std::make_shared<AllocationCount>();
+    c10::ThreadLocalDebugInfo::_push(c10::DebugInfoKind::PROFILER_STATE, allocations_);
+    allocated_before_ = 0;
+  }
+  observe_copies(observe_copy);
+  observe_regions(observe_region);
+  hook_installer().install();
+  state_->thread = std::this_thread::get_id();
+  current_entry = this;
+  const std::lock_guard lock(entered().mutex);
+  entered().states.push_back(state_.get());
+}
+
+Entry::~Entry() {
+  {
+    const std::lock_guard lock(entered().mutex);
+    std::erase(entered().states, state_.get());
+  }
+  current_entry = outer_;
+  hook_installer().uninstall();
+  if (allocations_) c10::ThreadLocalDebugInfo::_pop(c10::DebugInfoKind::PROFILER_STATE);
+  if (saved_something_ && allocated_before_) {
+    const std::int64_t now =
+        allocations_ ? allocations_->net() : *allocated_bytes(state_->parameters);
+    const std::int64_t grown = now - *allocated_before_;
+    state_->unseen_bytes = std::max<std::int64_t>(0, grown - held_bytes(*state_));
+  }
+  if (state_->options.observe_only) store_.judge_alive();
+  state_->entered = false;
+}
+
+bool missed(const void* module, bool replica) {
+  const std::lock_guard lock(entered().mutex);
+  for (State* state : entered().states)
+    if (replica || state->modules.contains(module)) return !state->told_outside.exchange(true);
+  return false;
+}
+
+Saved Entry::save(const at::Tensor& tensor, const char* obstacle) {
+  static thread_local RunningCall outside;
+  RunningCall* call = running_call();
+  if (!call) {
+    outside = RunningCall();
+    outside.op = &unannounced();
+    call = &outside;
+  }
+  if (!call->saved) {
+    call->saved = true;
+    for (const auto& [argument, position] : call->tensors) {
+      const auto alive = c10::intrusive_ptr<c10::TensorImpl>::reclaim_copy(argument);
+      const std::uint32_t landmark = store_.landmark_of(at::Tensor(alive));
+      if (landmark == 0) continue;
+      landmark_ = landmark;
+      occurrences_.clear();
+      break;
+    }
+  }
+  if (call->op->compiled && !std::exchange(state_->told_compiled, true)) {
+    TORCH_WARN(
+        "backfold: what a graph of torch.compile saves is kept as it is: hooks see it only at the "
+        "graph's border, where folding would not lower the peak.");
+  }
+  const Demand demand = demand_of(*call, tensor);
+  const std::uint64_t key = std::uint64_t{call->op->id} << 8 | static_cast<unsigned>(demand.slot);
+  Site& site = state_->sites->site(landmark_, *call->op, demand.slot, occurrences_.next(key));
+  if (state_->watches_modules) {
+    site.path = modules_.path();
+    site.placed = true;
+  } else if (!site.placed) {
+    state_->unplaced_sites = true;
+  }
+  if (!saved_something_) {
+    saved_something_ = true;
+    ++state_->steps;
+    state_->unseen_bytes.reset();
+  }
+  return store_.save(tensor, site, demand, state_->steps, obstacle);
+}
+
+void Entry::enter_module(const void* module, const char* class_name) {
+  const auto known = state_->modules.find(module);
+  if (known != state_->modules.end()) {
+    modules_.enter(known->second);
+    return;
+  }
+  state_->unknown_modules = true;
+  const char* dot = std::strrchr(class_name, '.');
+  const char* name = dot ? dot + 1 : class_name;
+  const int ordinal = modules_.children().next(reinterpret_cast<std::uintptr_t>(class_name));
+  const std::uint32_t path = state_->sites->path_within(modules_.path(), name, ordinal);
+  unknown_.emplace_back(module, path);
+  modules_.enter(path);
+}
+
+void Entry::leave_module(const void* module) {
+  if (const auto known = state_->modules.find(module); known != state_->modules.end()) {
+    modules_.leave(known->second);
+    return;
+  }
+  for (std::size_t i = unknown_.size(); i-- > 0;) {
+    if (unknown_[i].first != module) continue;
+    modules_.leave(unknown_[i].second);
+    unknown_.resize(i);
+    return;
+  }
+}
+
+void Entry::region(const char* name) {
+  // Where modules are known by identity their names are better, and a profiler's annotations ("step
+  // 17") would only split sites.
+  if (!state_->modules.empty()) return;
+  if (!name) {
+    if (regions_.empty()) return;
+    modules_.leave(regions_.back());
+    regions_.pop_back();
+    return;
+  }
+  const std::uint32_t path = state_->sites->path_within(modules_.path(), name, 0);
+  for (const std::string& pattern : state_->keep)
+    if (fnmatch(pattern.c_str(), state_->sites->path(path).name.c_str(), 0) == 0)
+      state_->sites->keep_path(path);
+  regions_.push_back(path);
+  modules_.enter(path);
+}
+
+Saved save_outside(const at::Tensor& tensor) {
+  static const auto& sites = *new std::shared_ptr<SiteTable>(std::make_shared<SiteTable>());
+  static Site& site = sites->site(0, unannounced(), 0, 0);
+  return Saved(tensor, site, sites, {}, tensor.tensor_data(), nullptr);
+}
+
+}  // namespace backfold::torch_layer

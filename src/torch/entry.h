@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// One entry of a controller: from the moment hooks are set on a thread until they are gone.
+
+#ifndef BACKFOLD_TORCH_ENTRY_H_
+#define BACKFOLD_TORCH_ENTRY_H_
+
+#include <ATen/core/Tensor.h>
+
+#include <atomic>
+#include <memory>
+#include <optional>
+#include <string>
+#include <thread>
+#include <unordered_map>
+#include <vector>
+
+#include "backfold/report.h"
+#include "torch/calls.h"
+#include "torch/saved.h"
+#include "torch/store.h"
+
+namespace backfold::torch_layer {
+
+// What a controller knows from one entry to the next.
+struct State {
+  StoreOptions options;
+  std::vector<std::string> keep;  // patterns for the names of regions
+  std::shared_ptr<SiteTable> sites = std::make_shared<SiteTable>();
+  std::vector<Parameter> parameters;                       // and buffers
+  std::unordered_map<const void*, std::uint32_t> modules;  // paths, by the module's identity
+  std::int64_t steps = 0;
+  std::optional<std::int64_t> unseen_bytes;  // of the last step
+  bool unknown_modules = false;              // one was called since the modules were listed
+  bool unplaced_sites = true;                // some were made while no module was watched
+  bool watches_modules = true;               // whether the next entry is told of modules
+  std::atomic<bool> entered{false};
+  bool told_compiled = false;             // that graphs of torch.compile are not folded
+  std::atomic<std::thread::id> thread{};  // of the entry
+  std::atomic<bool> told_outside{false};  // that its model ran on a thread without an entry
+};
+
+class AllocationCount;
+
+class Entry {
+ public:
+  explicit Entry(std::shared_ptr<State> state);
+  ~Entry();
+  Entry(const Entry&) = delete;
+  Entry& operator=(const Entry&) = delete;
+
+  // The innermost entry of this thread, or null.
+  static Entry* current();
+
+  // Keeps a tensor that the running call saves. `obstacle` says why it cannot be packed, where the
+  // caller knows of a reason.
+  Saved save(const at::Tensor& tensor, const char* obstacle = nullptr);
+
+  // A module's forward begins or ends. One that the controller does not know is named by its class
+  // and its place among its siblings.
+  void enter_module(const void* module, const char* class_name);
+  void leave_module(const void* module);
+  // The same for a region that a program names: null ends the innermost.
+  void region(const char* name);
+
+  State& state() { return *state_; }
+  Store& store() { return store_; }
+
+ private:
+  std::shared_ptr<State> state_;
+  Entry* const outer_;
+  Store store_;
+  ModuleStack modules_;
+  std::uint32_t landmark_ = 0;
+  Counts occurrences_;                                          // since the landmark
+  std::vector<std::pair<const void*, std::uint32_t>> unknown_;  // modules that are running
+  std::vector<std::uint32_t> regions_;
+  bool saved_something_ = false;
+  std::shared_ptr<AllocationCount> allocations_;  // of an entry that only observes
+  std::optional<std::int64_t> allocated_before_;
+  CallWatch watch_;
+};
+
+// A module runs with gradients on a thread that is in no entry. True the first time that it belongs
+// to the model of an entry elsewhere, or, as a `replica`, to any: nothing that it saves is folded.
+bool missed(const void* module, bool replica);
+
+// Keeps a tensor by reference, for a thread that is in no entry.
+Saved save_outside(const at::Tensor& tensor);
+
+// How hooks are set on the current thread. Where Python is loaded its binding registers the way
+// that goes through Python; without, an engine of our own asks the current entry.
+struct HookInstaller {
+  void (*install)();
+  void (*uninstall)();
+};
+void set_hook_installer(const HookInstaller& installer);
+const HookInstaller& hook_installer();
+
+Report report_of(const State& state);
+
+}  // namespace backfold::torch_layer
+
+#endif  // BACKFOLD_TORCH_ENTRY_H_

@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "backfold/report.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <map>
+
+#include "torch/entry.h"
+
+namespace backfold {
+namespace {
+
+std::string mebibytes(std::int64_t bytes) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.2f", static_cast<double>(bytes) / (1 << 20));
+  return text;
+}
+
+// At most `width` characters, the end being what tells paths apart.
+std::string shortened(const std::string& text, std::size_t width) {
+  return text.size() <= width ? text : "~" + text.substr(text.size() - width + 1);
+}
+
+// Sites of one module and operator. How and why are those of the site that holds most.
+struct Line {
+  std::string module, op;
+  std::int64_t saves = 0, saved = 0, unique = 0, held = 0;
+  std::pair<std::int64_t, std::int64_t> largest = {-1, -1};
+  std::string how;
+};
+
+constexpr std::size_t kModuleWidth = 24, kOperatorWidth = 24, kHowWidth = 40;
+
+std::string how_of(const ReportRow& row) {
+  std::string how = row.kind;
+  if (row.kind == "lossy" || row.kind == "zero-exact") {
+    char text[32];
+    std::snprintf(text, sizeof text, " %d (%.2f)", row.bits, row.stored_bits);
+    how += text;
+  }
+  if (!row.reason.empty()) how += ": " + row.reason;
+  return how.size() <= kHowWidth ? how : how.substr(0, kHowWidth - 1) + "~";
+}
+
+std::string without_namespace(const std::string& op) {
+  return op.starts_with("aten::") ? op.substr(6) : op;
+}
+
+}  // namespace
+
+std::string Report::text(std::size_t limit) const {
+  std::map<std::pair<std::string, std::string>, Line> grouped;
+  for (const ReportRow& row : rows) {
+    Line& line = grouped[{row.module, row.op}];
+    line.module = row.module;
+    line.op = without_namespace(row.op);
+    line.saves += row.saves;
+    line.saved += row.saved_bytes;
+    line.unique += row.unique_bytes;
+    line.held += row.held_bytes;
+    const std::pair size(row.held_bytes, row.saved_bytes);
+    if (size > line.largest) {
+      line.largest = size;
+      line.how = how_of(row);
+    }
+  }
+  std::vector<Line> lines;
+  for (auto& [name, line] : grouped) lines.push_back(std::move(line));
+  std::sort(lines.begin(), lines.end(), [](const Line& a, const Line& b) {
+    return std::tie(b.held, b.unique, b.saved, a.module, a.op) <
+           std::tie(a.held, a.unique, a.saved, b.module, b.op);
+  });
+
+  char text[256];
+  std::string out;
+  const auto add_line = [&](const std::string& module, const std::string& op, const char* saves,
+                            const std::string& saved, const std::string& unique,
+                            const std::string& held, const std::string& how) {
+    std::snprintf(text, sizeof text, "%-*s %-*s %5s %9s %9s %9s  %s\n",
+                  static_cast<int>(kModuleWidth), shortened(module, kModuleWidth).c_str(),
+                  static_cast<int>(kOperatorWidth), shortened(op, kOperatorWidth).c_str(), saves,
+                  saved.c_str(), unique.c_str(), held.c_str(), how.c_str());
+    out += text;
+  };
+  add_line("module", "operator", "saves", "saved", "unique", folded ? "held" : "kept",
+           "how, bits (stored): why");
+  const std::size_t shown = limit == 0 ? lines.size() : std::min(limit, lines.size());
+  for (std::size_t i = 0; i < shown; ++i) {
+    const Line& line = lines[i];
+    add_line(line.module, line.op, std::to_string(line.saves).c_str(), mebibytes(line.saved),
+             mebibytes(line.unique), mebibytes(line.held), line.how);
+  }
+  if (shown < lines.size())
+    out += "... and " + std::to_string(lines.size() - shown) + " more lines\n";
+  std::snprintf(text, sizeof text,
+                "step %lld, MiB: autograd alone saves %s (%s unique, %s of it alive anyway), %s %s",
+                static_cast<long long>(step), mebibytes(saved_bytes).c_str(),
+                mebibytes(unique_bytes).c_str(), mebibytes(alive_bytes).c_str(),
+                folded ? "held now" : "kept by autograd alone", mebibytes(held_bytes).c_str());
+  out += text;
+  if (unseen_bytes) out += "; allocated and not seen here " + mebibytes(*unseen_bytes);
+  return out;
+}
+
+namespace torch_layer {
+
+Report report_of(const State& state) {
+  Report report;
+  report.step = state.steps;
+  report.folded = !state.options.observe_only;
+  report.unseen_bytes = state.unseen_bytes;
+  for (const Site& site : state.sites->sites()) {
+    const Ledger& ledger = site.ledger;
+    if (ledger.step != state.steps || ledger.saves == 0) continue;
+    ReportRow row;
+    row.module = state.sites->path(site.path).name;
+    row.op = site.op->name;
+    row.slot = site.slot;
+    row.occurrence = site.occurrence;
+    row.saves = ledger.saves;
+    row.saved_bytes = ledger.saved_bytes;
+    row.unique_bytes = ledger.unique_bytes;
+    row.held_bytes = ledger.held_bytes;
+    row.duplicate_bytes = ledger.duplicate_bytes;
+    Kind kind = ledger.kind;
+    // Whether somebody else has what an observed site saved is known only after the block.
+    if (!report.folded && kind == Kind::kRaw && site.alive) {
+      kind = Kind::kAlive;
+      row.held_bytes = 0;
+    }
+    row.kind = name_of(kind);
+    row.bits = ledger.bits;
+    if (ledger.elements > 0)
+      row.stored_bits =
+          8.0 * static_cast<double>(ledger.held_bytes) / static_cast<double>(ledger.elements);
+    row.reason = ledger.reason;
+    if (kind != Kind::kParameter) {
+      report.saved_bytes += row.saved_bytes;
+      report.unique_bytes += row.unique_bytes;
+      report.held_bytes += row.held_bytes;
+      report.alive_bytes += kind == Kind::kAlive ? row.unique_bytes : 0;
+    }
+    report.rows.push_back(std::move(row));
+  }
+  std::sort(report.rows.begin(), report.rows.end(), [](const ReportRow& a, const ReportRow& b) {
+    return std::tie(b.held_bytes, b.unique_bytes, b.saved_bytes, a.module, a.op, a.slot) <
+           std::tie(a.held_bytes, a.unique_bytes, a.saved_bytes, b.module, b.op, b.slot);
+  });
+  return report;
+}
+
+}  // namespace torch_layer
+}  // namespace backfold

@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "torch/saved.h"
+
+#include <ATen/Functions.h>
+#include <torch/csrc/autograd/function.h>
+
+#include <mutex>
+#include <typeindex>
+#include <unordered_map>
+
+namespace backfold::torch_layer {
+namespace {
+
+// Node::name() demangles, which takes longer than everything else here: once per type is enough.
+const std::string& name_of_node(const torch::autograd::Node& node) {
+  static std::mutex mutex;
+  static auto& names = *new std::unordered_map<std::type_index, std::string>;
+  const std::lock_guard lock(mutex);
+  std::string& name = names[typeid(node)];
+  if (name.empty()) name = node.name();
+  return name;
+}
+
+bool is_one_of(std::string_view name, std::string_view names) {
+  while (!names.empty()) {
+    const std::size_t end = std::min(names.find(' '), names.size());
+    if (names.substr(0, end) == name) return true;
+    names.remove_prefix(std::min(end + 1, names.size()));
+  }
+  return false;
+}
+
+}  // namespace
+
+Saved::Saved(const at::Tensor& tensor, const Site& site, SitesAlive sites, View view, Kept kept,
+             const Rule* rule)
+    : site_(site),
+      sites_(std::move(sites)),
+      counter_(tensor.unsafeGetTensorImpl()->version_counter()),
+      version_(counter_.enabled() ? counter_.current_version() : 0),
+      type_(tensor.scalar_type()),
+      view_(std::move(view)),
+      kept_(std::move(kept)),
+      rule_(rule) {}
+
+void Saved::check_unmodified() const {
+  if (!counter_.enabled() || counter_.current_version() == version_) return;
+  const std::string& path = sites_->path(site_.path).name;
+  TORCH_CHECK(false,
+              "one of the variables needed for gradient computation has been modified by an "
+              "inplace operation: [",
+              type_, " ", at::IntArrayRef(view_.sizes), "], saved by ", site_.op->name, " (",
+              site_.slot, ")", path.empty() ? "" : " in ", path, ", is at version ",
+              counter_.current_version(), "; expected version ", version_,
+              " instead. Hint: enable anomaly detection to find the operation that failed to "
+              "compute its gradient, with torch.autograd.set_detect_anomaly(True).");
+}
+
+void Saved::check_reader() const {
+  if (!rule_) return;
+  const char* kept = rule_->reads == Reads::kGeometry ? "sizes and strides" : "one bit per element";
+  const auto node = torch::autograd::get_current_node();
+  TORCH_CHECK(node, "backfold: of the tensor that ", site_.op->name, " saved (", site_.slot,
+              ") only ", kept, " was kept, which is all that its backward (", rule_->nodes,
+              ") reads. It cannot be read outside of backward; name its module in keep= to have it "
+              "there.");
+  const std::string& name = name_of_node(*node);
+  TORCH_CHECK(is_one_of(name, rule_->nodes), "backfold: of the tensor that ", site_.op->name,
+              " saved (", site_.slot, ") only ", kept, " was kept for ", rule_->nodes, ", but ",
+              name, " asks for it. Name its module in keep= to keep all of it.");
+}
+
+bool Saved::is_large_on_cpu() const {
+  const auto* packet = std::get_if<std::shared_ptr<SharedPacket>>(&kept_);
+  return packet && !(*packet)->stream() && (*packet)->span().count > (1 << 18);
+}
+
+at::Tensor Saved::unpack() const {
+  check_unmodified();
+  check_reader();
+  struct Restore {
+    const Saved& saved;
+    at::Tensor operator()(const at::Tensor& tensor) const { return tensor; }
+    at::Tensor operator()(const at::Device& device) const {
+      return at::empty_strided(saved.view_.sizes, saved.view_.strides,
+                               at::TensorOptions(saved.type_).device(device));
+    }
+    at::Tensor operator()(const std::shared_ptr<Hold>& hold) const {
+      return tensor_at(hold->storage(), saved.view_, saved.type_);
+    }
+    at::Tensor operator()(const std::shared_ptr<SharedPacket>& packet) const {
+      // What a Python function does to its saved tensors is its own business: it gets its own.
+      return packet->restore(saved.view_, !saved.site_.op->opaque);
+    }
+    at::Tensor operator()(const std::shared_ptr<ParameterCopy>& copy) const {
+      return tensor_at(copy->storage(), saved.view_, saved.type_);
+    }
+  };
+  return std::visit(Restore{*this}, kept_);
+}
+
+}  // namespace backfold::torch_layer

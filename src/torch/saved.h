@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// One tensor that one node saved: what autograd holds in its place, and how it comes back.
+
+#ifndef BACKFOLD_TORCH_SAVED_H_
+#define BACKFOLD_TORCH_SAVED_H_
+
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+#include <variant>
+
+#include "torch/shared_packet.h"
+
+namespace backfold::torch_layer {
+
+// Why a tensor is where it is: sites live as long as anything saved at them.
+using SitesAlive = std::shared_ptr<const SiteTable>;
+
+class Saved {
+ public:
+  // A reference, geometry, or one of the objects that readers share.
+  using Kept = std::variant<at::Tensor, at::Device, std::shared_ptr<Hold>,
+                            std::shared_ptr<SharedPacket>, std::shared_ptr<ParameterCopy>>;
+
+  // `view` is where the tensor lies in what is kept. `rule` is given where the values that come
+  // back are made for the nodes that it names, and for no other reader.
+  Saved(const at::Tensor& tensor, const Site& site, SitesAlive sites, View view, Kept kept,
+        const Rule* rule);
+
+  // The tensor, as its backward node may see it. May be called again, from any thread.
+  at::Tensor unpack() const;
+
+  // Whether unpacking is long work for the CPU.
+  bool is_large_on_cpu() const;
+
+ private:
+  void check_unmodified() const;
+  void check_reader() const;
+
+  const Site& site_;
+  const SitesAlive sites_;
+  const c10::VariableVersion counter_;
+  const std::uint32_t version_;
+  const at::ScalarType type_;
+  const View view_;
+  const Kept kept_;
+  const Rule* const rule_;
+};
+
+}  // namespace backfold::torch_layer
+
+#endif  // BACKFOLD_TORCH_SAVED_H_

@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "torch/shared_packet.h"
+
+#include <ATen/core/grad_mode.h>
+#include <c10/core/DeviceGuard.h>
+#include <c10/core/Event.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+namespace backfold::torch_layer {
+namespace {
+
+// A captured graph would round with the same random numbers at every replay.
+template <typename Device>
+void refuse_capture(const Device& device, const c10::Stream& stream) {
+  if constexpr (requires { device.isStreamCapturing(stream); }) {  // torch 2.12 and later
+    TORCH_CHECK(!device.isStreamCapturing(stream),
+                "backfold: nothing can be folded while a CUDA graph is captured");
+  }
+}
+
+// The payload, made on the current stream. The source may be freed before the kernel has run, and
+// may come from another stream: its memory must wait for this one.
+at::Tensor pack_span(const at::Tensor& source, const Span& span, const at::Tensor* dense_copy,
+                     const Format& format, const Key& key,
+                     const std::optional<c10::Stream>& stream) {
+  if (stream) {
+    const c10::impl::VirtualGuardImpl device(source.device().type());
+    refuse_capture(device, *stream);
+    device.recordDataPtrOnStream(source.storage().data_ptr(), *stream);
+  }
+  const auto* begin = dense_copy
+                          ? static_cast<const char*>(dense_copy->const_data_ptr())
+                          : static_cast<const char*>(source.storage().data()) +
+                                span.begin * static_cast<std::int64_t>(source.element_size());
+  return pack_payload(begin, source.device(), format, key);
+}
+
+}  // namespace
+
+std::optional<c10::Stream> current_stream(const at::Device& device) {
+  if (!device.is_cuda()) return std::nullopt;
+  return c10::impl::VirtualGuardImpl(device.type()).getStream(device);
+}
+
+std::optional<c10::Storage> DecodedOnce::get(const std::optional<c10::Stream>& stream) const {
+  if (!storage_ || stream != stream_) return std::nullopt;
+  auto storage = storage_->lock();
+  if (!storage) return std::nullopt;
+  return c10::Storage(std::move(storage));
+}
+
+void DecodedOnce::set(const c10::Storage& storage, const std::optional<c10::Stream>& stream) {
+  storage_.emplace(storage.getWeakStorageImpl());
+  stream_ = stream;
+}
+
+SharedPacket::SharedPacket(const at::Tensor& source, const Span& span, const at::Tensor* dense_copy,
+                           const Format& format, const Key& key, Site& site)
+    : site_(site),
+      format_(format),
+      type_(source.scalar_type()),
+      span_(dense_copy ? Span{0, dense_copy->numel()} : span),
+      original_(dense_copy ? std::optional(view_in_span(source, 0)) : std::nullopt),
+      packed_view_(dense_copy ? view_in_copy(source, *dense_copy)
+                              : view_in_span(source, span.begin)),
+      source_(source.storage().getWeakStorageImpl()),
+      source_bytes_(source.storage().nbytes()),
+      version_(source._version()),
+      stream_(current_stream(source.device())),
+      payload_(pack_span(source, span, dense_copy, format, key, stream_)) {}
+
+SharedPacket::~SharedPacket() {
+  if (learns_sign_) site_.sign = values_read_ ? Site::Sign::kAlsoValues : Site::Sign::kOnlySign;
+}
+
+c10::Storage SharedPacket::decode(bool share) {
+  const std::optional<c10::Stream> now = current_stream(payload_.device());
+  if (share)
+    if (auto earlier = decoded_.get(now)) return *earlier;
+  if (now && *now != *stream_) {
+    // Whatever the packing stream has been given by now includes the kernel that packed.
+    c10::Event packed(payload_.device().type());
+    packed.record(*stream_);
+    packed.block(*now);
+    c10::impl::VirtualGuardImpl(payload_.device().type())
+        .recordDataPtrOnStream(payload_.storage().data_ptr(), *now);
+  }
+  const at::Tensor decoded = unpack_payload(payload_, format_, {span_.count}, {1}, type_);
+  if (share) decoded_.set(decoded.storage(), now);
+  return decoded.storage();
+}
+
+at::Tensor SharedPacket::restore(const View& view, bool share) {
+  const std::lock_guard lock(mutex_);
+  auto source = source_.lock();
+  const bool alive = source && source->nbytes() == source_bytes_;
+  if (!judged_ && alive) site_.alive = true;
+  judged_ = true;
+  if (alive) {
+    View in_storage = original_ ? *original_ : view;
+    if (!original_) in_storage.offset += span_.begin;
+    return tensor_at(c10::Storage(std::move(source)), in_storage, type_);
+  }
+  return tensor_at(decode(share), view, type_);
+}
+
+const c10::Storage& Hold::storage() {
+  if (site_ && !judged_.exchange(true) && !pinned_) site_->alive = alive_elsewhere();
+  return storage_;
+}
+
+ParameterCopy::ParameterCopy(const at::Tensor& parameter, const at::Tensor& copy)
+    : parameter_(parameter.tensor_data()),
+      version_(parameter._version()),
+      type_(copy.scalar_type()),
+      copy_(copy.storage().getWeakStorageImpl()) {}
+
+c10::Storage ParameterCopy::storage() {
+  const std::lock_guard lock(mutex_);
+  if (auto copy = copy_.lock()) return c10::Storage(std::move(copy));
+  const std::optional<c10::Stream> now = current_stream(parameter_.device());
+  if (auto earlier = decoded_.get(now)) return *earlier;
+  TORCH_CHECK(parameter_._version() == version_, "backfold: a parameter of type ",
+              parameter_.scalar_type(), " and sizes ", parameter_.sizes(),
+              " was modified in place before backward (version ", parameter_._version(),
+              ", expected ", version_, "). Its copy in ", type_,
+              " was not kept, and backward would have made it again from the parameter. Run "
+              "backward first, or name the module in keep=.");
+  const at::AutoGradMode no_grad(false);
+  const c10::DeviceGuard guard(parameter_.device());
+  at::Tensor again = allocate(parameter_.sizes(), parameter_.strides(), type_, parameter_.device());
+  again.copy_(parameter_);
+  decoded_.set(again.storage(), now);
+  return again.storage();
+}
+
+}  // namespace backfold::torch_layer

@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What a saved tensor is kept as: the objects that the readers of one stretch of memory share.
+//
+// A SharedPacket is packed bytes, a Hold a reference, a ParameterCopy a recipe. Each gives its
+// memory back on demand. They are owned by what autograd saved, never by a table, so that they go
+// when the graph goes, whether backward ran or not. Backward's threads are autograd's: everything
+// here may be called from any thread.
+
+#ifndef BACKFOLD_TORCH_SHARED_PACKET_H_
+#define BACKFOLD_TORCH_SHARED_PACKET_H_
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Storage.h>
+#include <c10/core/Stream.h>
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <optional>
+
+#include "torch/codec.h"
+#include "torch/geometry.h"
+#include "torch/site.h"
+
+namespace backfold::torch_layer {
+
+// A storage, and the element of it where the span of a packet begins.
+struct Memory {
+  c10::Storage storage;
+  std::int64_t begin = 0;
+};
+
+using WeakStorage = c10::weak_intrusive_ptr<c10::StorageImpl>;
+
+// Decoded memory that readers share while one of them still has it.
+class DecodedOnce {
+ public:
+  // The earlier decode, if it lives and was made on this stream.
+  std::optional<c10::Storage> get(const std::optional<c10::Stream>& stream) const;
+  void set(const c10::Storage& storage, const std::optional<c10::Stream>& stream);
+
+ private:
+  std::optional<WeakStorage> storage_;
+  std::optional<c10::Stream> stream_;
+};
+
+// The current stream of a device that has streams.
+std::optional<c10::Stream> current_stream(const at::Device& device);
+
+class SharedPacket {
+ public:
+  // `source` is packed if it is dense; otherwise `dense_copy` of it is, and only that view of the
+  // storage can be restored.
+  SharedPacket(const at::Tensor& source, const Span& span, const at::Tensor* dense_copy,
+               const Format& format, const Key& key, Site& site);
+  ~SharedPacket();
+  SharedPacket(const SharedPacket&) = delete;
+  SharedPacket& operator=(const SharedPacket&) = delete;
+
+  // The tensor of that view: the source's own memory where it is still alive, else decoded. With
+  // `share`, decoded memory may be that of another reader.
+  at::Tensor restore(const View& view, bool share);
+
+  const Format& format() const { return format_; }
+  const Span& span() const { return span_; }
+  bool is_copy() const { return original_.has_value(); }
+  const View* original() const { return original_ ? &*original_ : nullptr; }
+  // Where a dense copy was packed: how the source's view lies in it.
+  const View& packed_view() const { return packed_view_; }
+  at::ScalarType type() const { return type_; }
+  std::uint32_t version() const { return version_; }
+  const std::optional<c10::Stream>& stream() const { return stream_; }
+  std::int64_t bytes() const { return static_cast<std::int64_t>(payload_.nbytes()); }
+
+  // This packet was made for a reader of signs; when it goes, its site learns whether somebody also
+  // read values.
+  void learn_sign() { learns_sign_ = true; }
+  void values_are_read() { values_read_ = true; }
+
+ private:
+  c10::Storage decode(bool share);
+
+  Site& site_;
+  const Format format_;
+  const at::ScalarType type_;
+  const Span span_;
+  const std::optional<View> original_;  // of the source, where a dense copy was packed
+  const View packed_view_;
+  const WeakStorage source_;
+  const std::size_t source_bytes_;
+  const std::uint32_t version_;
+  const std::optional<c10::Stream> stream_;
+  const at::Tensor payload_;
+  bool learns_sign_ = false;
+  std::atomic<bool> values_read_{false};
+  std::mutex mutex_;
+  bool judged_ = false;
+  DecodedOnce decoded_;
+};
+
+// A storage held by reference. One Hold serves all saves of a storage in an entry, so that a use
+// count of 1 means that nobody but autograd has it.
+class Hold {
+ public:
+  // `site`, if any, chose this because somebody else had the storage at the last backward.
+  Hold(c10::Storage storage, std::uint32_t version, Site* site)
+      : storage_(std::move(storage)), version_(version), site_(site) {}
+
+  // Somebody needs it in any case.
+  void pin() { pinned_ = true; }
+  const c10::Storage& storage();
+  std::uint32_t version() const { return version_; }
+  bool alive_elsewhere() const { return storage_.use_count() > 1; }
+
+ private:
+  const c10::Storage storage_;
+  const std::uint32_t version_;
+  Site* const site_;
+  std::atomic<bool> pinned_{false}, judged_{false};
+};
+
+// A copy of a parameter in another type, made again when it is read.
+class ParameterCopy {
+ public:
+  ParameterCopy(const at::Tensor& parameter, const at::Tensor& copy);
+
+  // The copy's memory; its own if it still lives. Raises if the parameter changed since.
+  c10::Storage storage();
+
+ private:
+  const at::Tensor parameter_;  // without history
+  const std::uint32_t version_;
+  const at::ScalarType type_;
+  const WeakStorage copy_;
+  std::mutex mutex_;
+  DecodedOnce decoded_;
+};
+
+}  // namespace backfold::torch_layer
+
+#endif  // BACKFOLD_TORCH_SHARED_PACKET_H_

@@ -1,0 +1,391 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "torch/store.h"
+
+#include <ATen/core/grad_mode.h>
+#include <c10/util/Exception.h>
+
+namespace backfold::torch_layer {
+
+// One save on its way through the store.
+struct Store::Saving {
+  const at::Tensor& tensor;
+  Site& site;
+  const Demand& demand;
+  const std::int64_t step;
+  const std::int64_t bytes;  // that autograd would keep for this save
+  bool first = false;        // save of its storage in this entry
+};
+
+namespace {
+
+// Why a tensor cannot be packed, whatever its site; null where it can.
+const char* obstacle_in(const at::Tensor& tensor) {
+  if (tensor.layout() == at::kJagged || tensor.is_nested()) return "nested tensor";
+  if (tensor.layout() != at::kStrided) return "sparse tensor";
+  if (tensor.is_quantized()) return "quantized tensor";
+  if (tensor.is_meta()) return "meta tensor";
+  using c10::DispatchKey;
+  constexpr c10::DispatchKeySet kWrappers(
+      {DispatchKey::Python, DispatchKey::Functionalize, DispatchKey::FuncTorchBatched,
+       DispatchKey::FuncTorchGradWrapper, DispatchKey::ZeroTensor, DispatchKey::Negative});
+  if (tensor.key_set().has_any(kWrappers)) return "tensor subclass";
+  if (tensor.is_complex()) return "complex numbers";
+  if (!tensor.has_storage() || !tensor.storage().data()) return "tensor without memory";
+  if (!supports(tensor.device())) {
+    return tensor.is_cuda() ? "this build has no CUDA kernels" : "device without kernels";
+  }
+  return nullptr;
+}
+
+// What autograd keeps alive for one save, as far as it can be told.
+std::int64_t saved_bytes(const at::Tensor& tensor) {
+  if (!tensor.has_storage()) return 0;
+  const auto storage = static_cast<std::int64_t>(tensor.storage().nbytes());
+  if (tensor.is_nested()) return storage;
+  return std::min(storage, tensor.numel() * static_cast<std::int64_t>(tensor.element_size()));
+}
+
+// Whether a packet answers a demand. Predicates are told apart by everything that decides them.
+bool serves(const SharedPacket& packet, const Demand& demand, int bits) {
+  if (std::holds_alternative<MaskFormat>(packet.format())) return true;
+  if (const auto* group = std::get_if<GroupFormat>(&packet.format())) {
+    if (demand.reads == Reads::kPredicate)
+      return group->zero_exact && demand.rule->sign_of_nonnegative;
+    return demand.reads != Reads::kExactly && bits > 0 && group->bits >= bits;
+  }
+  const auto* known = std::get_if<PredicateFormat>(&packet.format());
+  if (!known || known->type == ElementType::kBool) return true;  // exact
+  const PredicateFormat& wanted = demand.predicate;
+  return demand.reads == Reads::kPredicate && known->comparison == wanted.comparison &&
+         known->low == wanted.low && known->high == wanted.high && known->nan == wanted.nan &&
+         known->if_true == wanted.if_true && known->if_false == wanted.if_false;
+}
+
+std::uint64_t scramble(std::uint64_t x) {
+  x += 0x9e3779b97f4a7c15;
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111eb;
+  return x ^ (x >> 31);
+}
+
+// The kind of a site in a report is that of the save that holds most.
+void describe(Ledger& ledger, Kind kind, int bits, const char* reason, std::int64_t held) {
+  if (held <= ledger.kind_bytes) return;
+  ledger.kind = kind;
+  ledger.bits = bits;
+  ledger.reason = reason;
+  ledger.kind_bytes = held;
+}
+
+bool same(const View& a, const View& b) {
+  return a.offset == b.offset && a.sizes == b.sizes && a.strides == b.strides;
+}
+
+}  // namespace
+
+Store::Store(const StoreOptions& options, std::shared_ptr<SiteTable> sites,
+             const std::vector<Parameter>& parameters)
+    : options_(options), sites_(std::move(sites)) {
+  parameters_.reserve(parameters.size());
+  for (const auto& [tensor, landmark] : parameters)
+    if (tensor.has_storage())
+      parameters_.emplace(tensor.storage().unsafeGetStorageImpl(), landmark);
+}
+
+std::uint32_t Store::landmark_of(const at::Tensor& tensor) const {
+  if (!tensor.has_storage()) return 0;
+  const c10::StorageImpl* storage = tensor.storage().unsafeGetStorageImpl();
+  if (const auto found = parameters_.find(storage); found != parameters_.end())
+    return found->second;
+  if (const auto found = entries_.find(storage); found != entries_.end())
+    return found->second.copy_landmark;
+  // Without a model, parameters are known by what they are.
+  return parameters_.empty() && is_parameter(tensor) ? sites_->nameless_landmark(storage) : 0;
+}
+
+bool Store::is_parameter(const at::Tensor& tensor) const {
+  if (tensor.is_leaf() && tensor.requires_grad()) return true;
+  if (tensor.has_storage() && parameters_.count(tensor.storage().unsafeGetStorageImpl()))
+    return true;
+  if (!tensor.is_view()) return false;
+  const at::TensorBase& base = tensor._base();
+  return base.is_leaf() && base.requires_grad();
+}
+
+Key Store::next_key(Site& site, std::int64_t step) const {
+  if (site.draws_step != step) {
+    site.draws_step = step;
+    site.draws = 0;
+  }
+  const std::uint64_t draw = site.draws++;
+  return {options_.seed,
+          scramble(site.hash ^ scramble(static_cast<std::uint64_t>(step) << 20 ^ draw))};
+}
+
+Ledger& Store::book(Saving& saving) {
+  Ledger& ledger = saving.site.ledger;
+  if (ledger.step != saving.step) {
+    ledger = Ledger{};
+    ledger.step = saving.step;
+  }
+  return ledger;
+}
+
+Saved Store::saved(Saving& saving, View view, Saved::Kept kept, bool for_reader_only) {
+  return Saved(saving.tensor, saving.site, sites_, std::move(view), std::move(kept),
+               for_reader_only ? saving.demand.rule : nullptr);
+}
+
+Saved Store::pass(Saving& saving, Kind kind, const char* reason) {
+  Ledger& ledger = book(saving);
+  const bool counted = kind != Kind::kParameter;
+  ledger.saves += 1;
+  ledger.saved_bytes += saving.bytes;
+  ledger.unique_bytes += counted ? saving.bytes : 0;
+  ledger.held_bytes += counted ? saving.bytes : 0;
+  describe(ledger, kind, 0, reason, saving.bytes);
+  // A result would form a cycle with the node that saves it, so it is kept without its history.
+  return saved(saving, {}, saving.tensor.is_leaf() ? saving.tensor : saving.tensor.tensor_data(),
+               false);
+}
+
+Saved Store::keep_geometry(Saving& saving) {
+  Ledger& ledger = book(saving);
+  ledger.saves += 1;
+  ledger.saved_bytes += saving.bytes;
+  ledger.unique_bytes += saving.first ? saving.bytes : 0;
+  describe(ledger, Kind::kGeometry, 0, saving.demand.reason, 0);
+  return saved(saving, view_in_span(saving.tensor, saving.tensor.storage_offset()),
+               saving.tensor.device(), true);
+}
+
+Saved Store::hold(Saving& saving, Entry& entry, Kind kind, const char* reason) {
+  const std::uint32_t version = saving.tensor._version();
+  Ledger& ledger = book(saving);
+  const auto storage_bytes = static_cast<std::int64_t>(saving.tensor.storage().nbytes());
+  ledger.saves += 1;
+  ledger.saved_bytes += saving.bytes;
+  ledger.unique_bytes += saving.first ? storage_bytes : 0;
+  std::shared_ptr<Hold> hold = entry.hold.lock();
+  if (hold && hold->version() == version) {
+    ledger.duplicate_bytes += saving.bytes;
+    describe(ledger, Kind::kShared, 0, "held by reference", 0);
+  } else {
+    hold = std::make_shared<Hold>(saving.tensor.storage(), version,
+                                  kind == Kind::kAlive ? &saving.site : nullptr);
+    entry.hold = hold;
+    ledger.held_bytes += kind == Kind::kAlive ? 0 : storage_bytes;
+    describe(ledger, kind, 0, reason, storage_bytes);
+  }
+  if (kind != Kind::kAlive) hold->pin();
+  return saved(saving, view_in_span(saving.tensor, 0), std::move(hold), false);
+}
+
+std::optional<Saved> Store::share(Saving& saving, Entry& entry) {
+  const at::Tensor& tensor = saving.tensor;
+  const std::uint32_t version = tensor._version();
+  if (const auto hold = entry.hold.lock(); hold && hold->version() == version) {
+    const bool needed = saving.demand.reads == Reads::kExactly || !options_.bits;
+    return this->hold(saving, entry, needed ? Kind::kRaw : Kind::kAlive, "");
+  }
+  const Span span = span_of(tensor);
+  const int bits = options_.bits ? std::max(*options_.bits, saving.demand.bits) : 0;
+  for (const auto& known : entry.packets) {
+    const auto packet = known.lock();
+    if (!packet || packet->version() != version || packet->type() != tensor.scalar_type() ||
+        packet->stream() != current_stream(tensor.device()))
+      continue;
+    View view = view_in_span(tensor, packet->span().begin);
+    if (packet->is_copy()) {
+      if (!same(view_in_span(tensor, 0), *packet->original())) continue;
+    } else if (!packet->span().contains(span) || packet->span().count > 4 * span.count) {
+      continue;
+    }
+    const bool values = saving.demand.reads != Reads::kPredicate;
+    if (!serves(*packet, saving.demand, bits)) {
+      if (values) packet->values_are_read();
+      continue;
+    }
+    if (values) packet->values_are_read();
+    if (packet->is_copy()) view = packet->packed_view();
+    Ledger& ledger = book(saving);
+    ledger.saves += 1;
+    ledger.saved_bytes += saving.bytes;
+    ledger.duplicate_bytes += saving.bytes;
+    describe(ledger, Kind::kShared, bits, "served by the packet of an earlier save", 0);
+    const auto* predicate = std::get_if<PredicateFormat>(&packet->format());
+    return saved(saving, std::move(view), packet,
+                 predicate && predicate->type != ElementType::kBool);
+  }
+  return std::nullopt;
+}
+
+std::optional<Format> Store::format_for(Saving& saving, Kind* kind, const char** reason) {
+  const Demand& demand = saving.demand;
+  const ElementType type = *element_type(saving.tensor.scalar_type());
+  *reason = demand.reason;
+  if (type == ElementType::kBool) {
+    *kind = Kind::kBits;
+    return PredicateFormat{.type = type};
+  }
+  if (type > ElementType::kF64) {
+    *kind = Kind::kIndices;
+    if (demand.reads == Reads::kIndices) {
+      const NarrowFormat format{.type = type,
+                                .low = demand.bound.low,
+                                .high = demand.bound.high,
+                                .has_sentinel = demand.bound.has_sentinel,
+                                .sentinel = demand.bound.sentinel};
+      if (validate(format).ok()) return format;
+    }
+    *kind = Kind::kPassed;
+    *reason = "integers without a proven bound";
+    return std::nullopt;
+  }
+
+  const bool sign = demand.reads == Reads::kPredicate && demand.rule->sign_of_nonnegative;
+  if (demand.reads == Reads::kPredicate) {
+    const bool values_too = saving.site.sign != Site::Sign::kOnlySign;
+    if (sign && values_too && options_.bits && *options_.bits >= 2) {
+      *kind = Kind::kZeroExact;
+      *reason = saving.site.sign == Site::Sign::kUnknown ? "sign and values, until known better"
+                                                         : "sign and values in one packet";
+      return GroupFormat{.type = type, .bits = *options_.bits, .zero_exact = true};
+    }
+    if (sign && !options_.bits && saving.site.sign == Site::Sign::kAlsoValues) {
+      *kind = Kind::kRaw;
+      *reason = "its values are kept anyway";
+      return std::nullopt;
+    }
+    *kind = Kind::kPredicate;
+    PredicateFormat format = demand.predicate;
+    format.type = type;
+    return format;
+  }
+  if (demand.reads == Reads::kExactly) {
+    *kind = Kind::kRaw;
+    return std::nullopt;
+  }
+  if (saving.tensor.is_cpu() && saving.tensor.is_non_overlapping_and_dense()) {
+    // A look costs next to nothing: the second value other than zero ends it.
+    bool two_valued = false;
+    double value = 0;
+    check(find_mask_value({.type = type, .count = saving.tensor.numel()},
+                          saving.tensor.const_data_ptr(), &two_valued, &value));
+    if (two_valued) {
+      *kind = Kind::kMask;
+      *reason = "it holds zero and one other value";
+      return MaskFormat{.type = type};
+    }
+  }
+  if (!options_.bits) {
+    *kind = Kind::kRaw;
+    *reason = "bits=None folds only what is exact";
+    return std::nullopt;
+  }
+  *kind = Kind::kLossy;
+  return GroupFormat{.type = type, .bits = std::max(*options_.bits, demand.bits)};
+}
+
+Saved Store::pack(Saving& saving, Entry& entry, Format format, Kind kind, const char* reason) {
+  const at::Tensor& tensor = saving.tensor;
+  const Span span = span_of(tensor);
+  const bool in_place = fills_its_span(tensor, span);
+  at::Tensor copy;
+  if (!in_place) copy = without_gaps(tensor);
+  const std::int64_t count = in_place ? span.count : copy.numel();
+  std::visit([&](auto& one) { one.count = count; }, format);
+  const std::int64_t bytes = packed_bytes(format);
+  if (bytes == 0 || bytes >= count * static_cast<std::int64_t>(tensor.element_size()))
+    return hold(saving, entry, Kind::kPassed, "a packet would not be smaller");
+
+  const auto packet =
+      std::make_shared<SharedPacket>(tensor, span, in_place ? nullptr : &copy, format,
+                                     next_key(saving.site, saving.step), saving.site);
+  const bool sign =
+      saving.demand.reads == Reads::kPredicate && saving.demand.rule->sign_of_nonnegative;
+  if (sign) packet->learn_sign();
+  entry.packets.push_back(packet);
+
+  Ledger& ledger = book(saving);
+  ledger.saves += 1;
+  ledger.saved_bytes += saving.bytes;
+  ledger.unique_bytes += saving.first ? static_cast<std::int64_t>(tensor.storage().nbytes()) : 0;
+  ledger.held_bytes += bytes;
+  const auto* group = std::get_if<GroupFormat>(&format);
+  ledger.elements += count;
+  describe(ledger, kind, group ? group->bits : 1, reason, bytes);
+  return saved(saving, packet->packed_view(), packet, kind == Kind::kPredicate);
+}
+
+Saved Store::save(const at::Tensor& tensor, Site& site, const Demand& demand, std::int64_t step,
+                  const char* obstacle) {
+  const at::AutoGradMode no_grad(false);
+  const char* why = obstacle ? obstacle : obstacle_in(tensor);
+  const std::int64_t bytes = saved_bytes(tensor);
+  Saving saving{tensor, site, demand, step, bytes};
+  if (is_parameter(tensor))
+    return pass(saving, Kind::kParameter, "it is alive as long as the model");
+  if (why) return pass(saving, Kind::kPassed, why);
+
+  const auto [found, first] =
+      entries_.try_emplace(tensor.storage().unsafeGetStorageImpl(), tensor.storage());
+  Entry& entry = found->second;
+  saving.first = first || !entry.site;
+  if (saving.first) entry.site = &site;
+  if (options_.observe_only) return hold(saving, entry, Kind::kRaw, demand.reason);
+  if (sites_->keeps(site)) return hold(saving, entry, Kind::kPassed, "named in keep=");
+  if (entry.copy && entry.copy_version == tensor._version()) {
+    Ledger& ledger = book(saving);
+    ledger.saves += 1;
+    ledger.saved_bytes += bytes;
+    ledger.unique_bytes += saving.first ? bytes : 0;
+    describe(ledger, Kind::kParameterCopy, 0, "made again from its parameter", 0);
+    return saved(saving, view_in_span(tensor, 0), entry.copy, false);
+  }
+  if (bytes < options_.min_bytes || tensor.numel() == 0)
+    return hold(saving, entry, Kind::kPassed, "smaller than min_bytes");
+  if (demand.reads == Reads::kGeometry) return keep_geometry(saving);
+  if (!element_type(tensor.scalar_type()))
+    return hold(saving, entry, Kind::kPassed, "type without a codec");
+  if (site.op->compiled)
+    return hold(saving, entry, Kind::kPassed, "saved by a graph of torch.compile");
+  if (auto shared = share(saving, entry)) return std::move(*shared);
+  if (site.alive) return hold(saving, entry, Kind::kAlive, "somebody else keeps it");
+
+  Kind kind;
+  const char* reason;
+  auto format = format_for(saving, &kind, &reason);
+  if (!format) return hold(saving, entry, kind, reason);
+  try {
+    return pack(saving, entry, std::move(*format), kind, reason);
+  } catch (const c10::Error& error) {
+    TORCH_WARN_ONCE("backfold: a tensor could not be packed and is kept as it is: ",
+                    error.what_without_backtrace());
+    return hold(saving, entry, Kind::kPassed, "packing failed");
+  }
+}
+
+void Store::remember_copy(const at::Tensor& source, const at::Tensor& copy) {
+  if (options_.observe_only || obstacle_in(source) || obstacle_in(copy) || !is_parameter(source))
+    return;
+  if (source.scalar_type() == copy.scalar_type() || source.device() != copy.device() ||
+      !source.is_non_overlapping_and_dense() || source.strides() != copy.strides() ||
+      copy.storage_offset() != 0)
+    return;
+  const auto [found, first] =
+      entries_.try_emplace(copy.storage().unsafeGetStorageImpl(), copy.storage());
+  found->second.copy = std::make_shared<ParameterCopy>(source, copy);
+  found->second.copy_version = copy._version();
+  found->second.copy_landmark = landmark_of(source);
+}
+
+void Store::judge_alive() {
+  for (auto& [address, entry] : entries_) {
+    const auto hold = entry.hold.lock();
+    if (hold && entry.site) entry.site->alive = hold->alive_elsewhere();
+  }
+}
+
+}  // namespace backfold::torch_layer

@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The store: decides how a saved tensor is kept, and keeps it once, however many nodes save it.
+//
+// It lives for one entry of a controller. It finds what an earlier save left by the storage's
+// address, and holds a weak reference to each storage that it knows, so that the address cannot be
+// given to another while it is in the table. It owns no packet and no tensor.
+
+#ifndef BACKFOLD_TORCH_STORE_H_
+#define BACKFOLD_TORCH_STORE_H_
+
+#include <ATen/core/Tensor.h>
+#include <c10/util/flat_hash_map.h>
+
+#include <memory>
+#include <optional>
+#include <unordered_map>
+
+#include "torch/demand.h"
+#include "torch/saved.h"
+#include "torch/site.h"
+
+namespace backfold::torch_layer {
+
+struct StoreOptions {
+  std::optional<int> bits;     // none: only what is exact
+  std::int64_t min_bytes = 0;  // smaller tensors are passed through
+  std::uint64_t seed = 0;
+  bool observe_only = false;  // pack nothing, count everything
+};
+
+// A parameter or buffer of the model.
+struct Parameter {
+  at::Tensor tensor;
+  std::uint32_t landmark = 0;
+};
+
+class Store {
+ public:
+  // Storages of `parameters` are never packed.
+  Store(const StoreOptions& options, std::shared_ptr<SiteTable> sites,
+        const std::vector<Parameter>& parameters);
+
+  // The landmark that a tensor is, or is a view or low-precision copy of; 0 for other tensors.
+  std::uint32_t landmark_of(const at::Tensor& tensor) const;
+
+  // `obstacle`, if given, says why the tensor cannot be packed.
+  Saved save(const at::Tensor& tensor, Site& site, const Demand& demand, std::int64_t step,
+             const char* obstacle);
+
+  // aten::_to_copy made `copy` of `source`: remembered where the source is a parameter.
+  void remember_copy(const at::Tensor& source, const at::Tensor& copy);
+
+  // In an entry that only observes: marks the sites of storages that somebody else has, too.
+  void judge_alive();
+
+ private:
+  struct Entry {
+    explicit Entry(const c10::Storage& storage) : storage(storage.getWeakStorageImpl()) {}
+
+    WeakStorage storage;
+    std::weak_ptr<Hold> hold;
+    c10::SmallVector<std::weak_ptr<SharedPacket>, 2> packets;
+    std::shared_ptr<ParameterCopy> copy;
+    std::uint32_t copy_version = 0;
+    std::uint32_t copy_landmark = 0;
+    Site* site = nullptr;  // of the first save
+  };
+  struct Saving;
+
+  bool is_parameter(const at::Tensor& tensor) const;
+  Saved pass(Saving& saving, Kind kind, const char* reason);
+  Saved hold(Saving& saving, Entry& entry, Kind kind, const char* reason);
+  Saved keep_geometry(Saving& saving);
+  std::optional<Saved> share(Saving& saving, Entry& entry);
+  std::optional<Format> format_for(Saving& saving, Kind* kind, const char** reason);
+  Saved pack(Saving& saving, Entry& entry, Format format, Kind kind, const char* reason);
+  Key next_key(Site& site, std::int64_t step) const;
+  Ledger& book(Saving& saving);
+  Saved saved(Saving& saving, View view, Saved::Kept kept, bool for_reader_only);
+
+  const StoreOptions options_;
+  const std::shared_ptr<SiteTable> sites_;
+  ska::flat_hash_map<const c10::StorageImpl*, std::uint32_t> parameters_;  // landmarks
+  std::unordered_map<const c10::StorageImpl*, Entry> entries_;
+};
+
+}  // namespace backfold::torch_layer
+
+#endif  // BACKFOLD_TORCH_STORE_H_
