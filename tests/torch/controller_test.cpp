@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The controller in a program without Python: the engine route.
+
+#include "backfold/controller.h"
+
+#include <gtest/gtest.h>
+#include <torch/csrc/api/include/torch/torch.h>
+
+#include <algorithm>
+#include <thread>
+
+namespace backfold {
+namespace {
+
+ControllerOptions options_with(std::optional<int> bits) {
+  ControllerOptions options;
+  options.bits = bits;
+  options.min_bytes = 0;
+  return options;
+}
+
+const ReportRow* row_of(const Report& report, const std::string& op) {
+  for (const ReportRow& row : report.rows)
+    if (row.op == op) return &row;
+  return nullptr;
+}
+
+// Gradient of sum(r * r), r = relu(x w), with respect to w; x and r die before backward.
+torch::Tensor gradient(Controller* fold, const torch::Tensor& weight) {
+  torch::Tensor loss;
+  {
+    std::optional<Controller::Scope> scope;
+    if (fold) scope.emplace(fold->enter());
+    torch::manual_seed(1);
+    const torch::Tensor x = torch::randn({64, 256}).mul(2);
+    const torch::Tensor r = torch::relu(x.matmul(weight));
+    loss = (r * r).sum();
+  }
+  return torch::autograd::grad({loss}, {weight})[0];
+}
+
+TEST(Controller, ExactFoldingLeavesGradientsBitwise) {
+  const torch::Tensor weight = torch::randn({256, 64}).requires_grad_();
+  Controller fold(options_with(std::nullopt));
+  const torch::Tensor plain = gradient(nullptr, weight);
+  for (int step = 0; step < 3; ++step) EXPECT_TRUE(gradient(&fold, weight).equal(plain));
+  EXPECT_EQ(fold.steps(), 3);
+}
+
+TEST(Controller, FourBitsGiveANoisyGradientAndHoldLess) {
+  const torch::Tensor weight = torch::randn({256, 64}).requires_grad_();
+  Controller fold(options_with(4));
+  const torch::Tensor plain = gradient(nullptr, weight);
+  const torch::Tensor folded = gradient(&fold, weight);
+  const double error = ((folded - plain).norm() / plain.norm()).item<double>();
+  EXPECT_GT(error, 0.0);  // 0 would mean that nothing was packed
+  EXPECT_LT(error, 0.3);
+  const Report report = fold.report();
+  EXPECT_LT(report.held_bytes * 4, report.unique_bytes);
+  ASSERT_NE(row_of(report, "aten::mm"), nullptr);
+  EXPECT_EQ(row_of(report, "aten::mm")->kind, "lossy");
+}
+
+TEST(Controller, ParametersOfTheModelAreNotPacked) {
+  torch::nn::Linear model(256, 256);
+  model->weight.requires_grad_(false);  // frozen: only the model says that it is a parameter
+  Controller fold(*model, options_with(4));
+  torch::Tensor loss;
+  {
+    const auto scope = fold.enter();
+    loss = model(torch::randn({8, 256}).requires_grad_() * 2).sum();
+  }
+  loss.backward();
+  const Report report = fold.report();
+  const bool kept = std::any_of(report.rows.begin(), report.rows.end(),
+                                [](const ReportRow& row) { return row.kind == "parameter"; });
+  EXPECT_TRUE(kept);
+}
+
+TEST(Controller, RegionsNameSitesAndKeepThem) {
+  ControllerOptions options = options_with(4);
+  options.keep = {"dec*"};
+  Controller fold(options);
+  torch::Tensor loss;
+  {
+    const auto scope = fold.enter();
+    torch::Tensor x = torch::randn({64, 256}).requires_grad_() * 2;
+    {
+      RECORD_USER_SCOPE("encoder");
+      x = x.tanh();
+    }
+    RECORD_USER_SCOPE("decoder");
+    loss = x.sigmoid().sum();
+  }
+  loss.backward();
+  const Report report = fold.report();
+  ASSERT_NE(row_of(report, "aten::tanh"), nullptr);
+  EXPECT_EQ(row_of(report, "aten::tanh")->module, "encoder");
+  EXPECT_EQ(row_of(report, "aten::tanh")->kind, "lossy");
+  ASSERT_NE(row_of(report, "aten::sigmoid"), nullptr);
+  EXPECT_EQ(row_of(report, "aten::sigmoid")->module, "decoder");
+  EXPECT_EQ(row_of(report, "aten::sigmoid")->kind, "passed");
+}
+
+TEST(Controller, IsEnteredOnceAtATime) {
+  Controller fold;
+  const auto scope = fold.enter();
+  EXPECT_THROW((void)fold.enter(), c10::Error);
+  std::thread([&] { EXPECT_THROW((void)fold.enter(), c10::Error); }).join();
+}
+
+TEST(Controller, RefusesBadOptions) {
+  EXPECT_THROW(Controller(options_with(7)), c10::ValueError);
+  ControllerOptions options;
+  options.min_bytes = -1;
+  EXPECT_THROW(Controller{options}, c10::ValueError);
+}
+
+TEST(Controller, ModifiedTensorsRaise) {
+  Controller fold(options_with(4));
+  torch::Tensor loss, y;
+  {
+    const auto scope = fold.enter();
+    y = torch::randn({64, 256}).requires_grad_().mul(2).tanh();
+    loss = y.sum();
+  }
+  y.add_(1);
+  EXPECT_THROW(loss.backward(), c10::Error);
+}
+
+TEST(Controller, NothingHappensOutsideOfScopes) {
+  Controller fold(options_with(1));
+  { const auto scope = fold.enter(); }
+  const torch::Tensor weight = torch::randn({256, 64}).requires_grad_();
+  EXPECT_TRUE(gradient(nullptr, weight).equal(gradient(nullptr, weight)));
+  EXPECT_EQ(fold.steps(), 0);
+}
+
+}  // namespace
+}  // namespace backfold
