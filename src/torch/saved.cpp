@@ -4,7 +4,10 @@
 
 #include <ATen/Functions.h>
 #include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/graph_task.h>
+#include <torch/csrc/autograd/saved_variable.h>
 
+#include <cstring>
 #include <mutex>
 #include <typeindex>
 #include <unordered_map>
@@ -20,6 +23,15 @@ const std::string& name_of_node(const torch::autograd::Node& node) {
   std::string& name = names[typeid(node)];
   if (name.empty()) name = node.name();
   return name;
+}
+
+// Whether the node that is running is one of torch's own and its graph goes after it. Such a node
+// reads each of its tensors once, and no tensor of another node.
+bool reads_for_the_last_time() {
+  const auto node = torch::autograd::get_current_node();
+  if (!node || torch::autograd::get_current_graph_task_keep_graph()) return false;
+  const char* type = typeid(*node).name();  // mangled: torch::autograd::generated::...
+  return std::strstr(type, "5torch8autograd9generated") != nullptr;
 }
 
 bool is_one_of(std::string_view name, std::string_view names) {
@@ -73,10 +85,11 @@ void Saved::check_reader() const {
 
 bool Saved::is_large_on_cpu() const {
   const auto* packet = std::get_if<std::shared_ptr<SharedPacket>>(&kept_);
-  return packet && !(*packet)->stream() && (*packet)->span().count > (1 << 18);
+  return packet && *packet && !(*packet)->stream() && (*packet)->span().count > (1 << 18);
 }
 
-at::Tensor Saved::unpack() const {
+at::Tensor Saved::unpack() {
+  TORCH_CHECK(!let_go_, torch::autograd::ERR_BACKWARD_TWICE);
   check_unmodified();
   check_reader();
   struct Restore {
@@ -97,7 +110,12 @@ at::Tensor Saved::unpack() const {
       return tensor_at(copy->storage(), saved.view_, saved.type_);
     }
   };
-  return std::visit(Restore{*this}, kept_);
+  at::Tensor tensor = std::visit(Restore{*this}, kept_);
+  if (std::holds_alternative<std::shared_ptr<SharedPacket>>(kept_) && reads_for_the_last_time()) {
+    let_go_ = true;
+    kept_ = std::shared_ptr<SharedPacket>();
+  }
+  return tensor;
 }
 
 }  // namespace backfold::torch_layer

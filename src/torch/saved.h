@@ -28,8 +28,10 @@ class Saved {
   Saved(const at::Tensor& tensor, const Site& site, SitesAlive sites, View view, Kept kept,
         const Rule* rule);
 
-  // The tensor, as its backward node may see it. May be called again, from any thread.
-  at::Tensor unpack() const;
+  // The tensor, as its backward node may see it. May be called again, from any thread; but where a
+  // built-in node reads it in a backward that does not retain the graph, nobody will, and what was
+  // kept is let go at once, not after the node's work: the peak is lower by one packet.
+  at::Tensor unpack();
 
   // Whether unpacking is long work for the CPU.
   bool is_large_on_cpu() const;
@@ -44,7 +46,8 @@ class Saved {
   const std::uint32_t version_;
   const at::ScalarType type_;
   const View view_;
-  const Kept kept_;
+  Kept kept_;
+  bool let_go_ = false;
   const Rule* const rule_;
 };
 

@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the tests share: devices, one option, and the count of operator samples at the end."""
+
+import collections
+
+import pytest
+import torch
+
+DEVICES = ["cpu"] + (["cuda"] if torch.cuda.is_available() else [])
+
+OPERATOR_TALLY = pytest.StashKey[collections.Counter]()
+
+
+def pytest_addoption(parser):
+    parser.addoption(
+        "--all-samples",
+        action="store_true",
+        help="test_operators.py: every sample of every operator, not a fixed tenth",
+    )
+
+
+def pytest_configure(config):
+    config.stash[OPERATOR_TALLY] = collections.Counter()
+
+
+@pytest.fixture(params=DEVICES)
+def device(request) -> str:
+    return request.param
+
+
+@pytest.fixture
+def one_thread():
+    """For tests of many small operations, which take several times as long with two threads."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def deterministic(monkeypatch):
+    """Bitwise comparisons mean something, and a read of memory that nobody wrote shows as NaN."""
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    assert torch.utils.deterministic.fill_uninitialized_memory
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    tally = config.stash[OPERATOR_TALLY]
+    if tally["samples"]:
+        terminalreporter.section("operator samples")
+        for what, count in tally.items():
+            terminalreporter.write_line(f"{count:10,}  {what}")
