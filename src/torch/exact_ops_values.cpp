@@ -33,6 +33,7 @@ constexpr std::string_view kLogits = "its products are exponentiated in backward
 constexpr std::string_view kLogProbability = "backward exponentiates it";
 constexpr std::string_view kCoordinates = "backward rounds it to positions";
 constexpr std::string_view kOpaque = "bytes that only the library that made them reads";
+constexpr std::string_view kFilledLater = "the operator writes it after it was saved";
 constexpr std::string_view kMask = "backward selects by it";
 
 constexpr Rule exactly(std::string_view op, std::string_view slot, std::string_view reason,
@@ -278,6 +279,9 @@ constexpr Rule kRows[] = {
     exactly("aten::huber_loss", "*", kSignOf),
     exactly("aten::huber_loss_backward", "self", kSignOf),
     exactly("aten::huber_loss_backward", "target", kSignOf),
+    exactly("aten::soft_margin_loss", "*", kExponentiates),
+    exactly("aten::soft_margin_loss_backward", "self", kExponentiates),
+    exactly("aten::soft_margin_loss_backward", "target", kExponentiates),
     exactly("aten::multi_margin_loss", "self", kCompares),
     exactly("aten::multilabel_margin_loss_forward", "*", kCompares),
     exactly("aten::_ctc_loss", "*", kExponentiates),
@@ -302,7 +306,10 @@ constexpr Rule kRows[] = {
     exactly("aten::mkldnn_max_pool2d", "*", kCompares),
     exactly("aten::mkldnn_max_pool3d", "*", kCompares),
 
-    // Signs.
+    // Signs. rrelu's noise is saved before the kernel fills it.
+    exactly("aten::rrelu_with_noise", "*", kFilledLater),
+    exactly("aten::rrelu_with_noise_", "*", kFilledLater),
+    exactly("aten::rrelu_with_noise_functional", "*", kMask),
     exactly("aten::_prelu_kernel", "*", kMask),
     exactly("aten::_prelu_kernel_backward", "self", kMask),
     exactly("aten::_fake_quantize_learnable_per_tensor_affine", "*", kMask),

@@ -26,7 +26,7 @@ Span span_of(const at::Tensor& tensor) {
 }
 
 bool fills_its_span(const at::Tensor& tensor, const Span& span) {
-  return span.count == tensor.numel() || span.count <= distinct_elements(tensor) * 5 / 4;
+  return span.count == tensor.numel() || span.count <= distinct_elements(tensor);
 }
 
 at::Tensor without_gaps(const at::Tensor& tensor) {

@@ -33,8 +33,9 @@ struct View {
 // The least span that holds every element of a strided tensor.
 Span span_of(const at::Tensor& tensor);
 
-// Whether a tensor fills most of its span, which then is what to pack. Otherwise (a slice of
-// columns, say) most of the packet would be of no use, and it is copied first.
+// Whether a tensor fills its span, which then is what to pack. Otherwise (a slice of columns, say)
+// it is copied first: what lies between its elements is none of its business, may never have been
+// written, and could spoil the range of their groups.
 bool fills_its_span(const at::Tensor& tensor, const Span& span);
 
 // A copy without gaps, in the same order of dimensions; dimensions of stride 0 have size 1 in it.
