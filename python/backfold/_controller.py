@@ -115,15 +115,11 @@ class Controller:
         )
 
     def __enter__(self) -> Controller:
-        if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
-            raise RuntimeError(
-                "a Controller cannot be entered while a CUDA graph is captured: every replay would "
-                "round with the same random numbers"
-            )
+        device = _cuda_device()
         if self._model is not None and self._core.stale:
             self._list_model()
         watch = self._core.wants_modules()
-        self._core.enter()
+        self._core.enter(device)
         if watch:
             _module_hooks.open()
         self._watches = watch
@@ -151,6 +147,18 @@ class Controller:
         generators are what they were before.
         """
         return check_gradients(self, self._model, step, repeats)
+
+
+def _cuda_device() -> int:
+    """The current GPU, or -1 where none is in use."""
+    if not torch.cuda.is_initialized():
+        return -1
+    if torch.cuda.is_current_stream_capturing():
+        raise RuntimeError(
+            "a Controller cannot be entered while a CUDA graph is captured: every replay would "
+            "round with the same random numbers"
+        )
+    return torch.cuda.current_device()
 
 
 def _named_tensors(model: torch.nn.Module | None) -> list[tuple[str, torch.Tensor]]:
@@ -203,7 +211,7 @@ def inspect(fn: Callable[[], Any], model: torch.nn.Module | None = None) -> Repo
     if model is not None:
         modules = [(module, path, False) for path, module in model.named_modules()]
         core.list_model(modules, _named_tensors(model))
-    core.enter()
+    core.enter(_cuda_device())
     _module_hooks.open()
     try:
         result = fn()

@@ -55,7 +55,12 @@ class PyController {
     return state.watches_modules;
   }
 
-  void enter() { scope_.emplace(controller_.enter()); }
+  // `device` is that of the GPU whose allocations are counted, -1 for none.
+  void enter(int device) {
+    controller_.state().device.reset();
+    if (device >= 0) controller_.state().device.emplace(at::kCUDA, device);
+    scope_.emplace(controller_.enter());
+  }
 
   void exit() {
     TORCH_CHECK(scope_ && torch_layer::Entry::current() &&

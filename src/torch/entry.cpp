@@ -38,18 +38,12 @@ const Operator& unannounced() {
   return op;
 }
 
-// Bytes that torch has allocated on the device of the parameters; none on a CPU, where nobody
-// counts.
-std::optional<std::int64_t> allocated_bytes(const std::vector<Parameter>& parameters) {
-  for (const Parameter& parameter : parameters) {
-    if (!parameter.tensor.is_cuda()) continue;
-    const auto stats =
-        c10::getDeviceAllocator(c10::kCUDA)->getDeviceStats(parameter.tensor.device().index());
-    return stats
-        .allocated_bytes[static_cast<std::size_t>(c10::CachingAllocator::StatType::AGGREGATE)]
-        .current;
-  }
-  return std::nullopt;
+// Bytes that torch has allocated on a device; none on a CPU, where nobody counts.
+std::optional<std::int64_t> allocated_bytes(const std::optional<at::Device>& device) {
+  if (!device || !device->is_cuda()) return std::nullopt;
+  constexpr auto kAll = static_cast<std::size_t>(c10::CachingAllocator::StatType::AGGREGATE);
+  const auto stats = c10::getDeviceAllocator(device->type())->getDeviceStats(device->index());
+  return stats.allocated_bytes[kAll].current;
 }
 
 void observe_copy(const at::Tensor& source, const at::Tensor& copy) {
@@ -90,7 +84,7 @@ Entry::Entry(std::shared_ptr<State> state)
     : state_(std::move(state)),
       outer_(current_entry),
       store_(state_->options, state_->sites, state_->parameters),
-      allocated_before_(allocated_bytes(state_->parameters)) {
+      allocated_before_(allocated_bytes(state_->device)) {
   if (state_->options.observe_only && !allocated_before_) {
     allocations_ = std::make_shared<AllocationCount>();
     c10::ThreadLocalDebugInfo::_push(c10::DebugInfoKind::PROFILER_STATE, allocations_);
@@ -114,8 +108,7 @@ Entry::~Entry() {
   hook_installer().uninstall();
   if (allocations_) c10::ThreadLocalDebugInfo::_pop(c10::DebugInfoKind::PROFILER_STATE);
   if (saved_something_ && allocated_before_) {
-    const std::int64_t now =
-        allocations_ ? allocations_->net() : *allocated_bytes(state_->parameters);
+    const std::int64_t now = allocations_ ? allocations_->net() : *allocated_bytes(state_->device);
     const std::int64_t grown = now - *allocated_before_;
     state_->unseen_bytes = std::max<std::int64_t>(0, grown - held_bytes(*state_));
   }

@@ -30,6 +30,7 @@ struct State {
   std::vector<Parameter> parameters;                       // and buffers
   std::unordered_map<const void*, std::uint32_t> modules;  // paths, by the module's identity
   std::int64_t steps = 0;
+  std::optional<at::Device> device;          // whose allocator is asked what hooks do not see
   std::optional<std::int64_t> unseen_bytes;  // of the last step
   bool unknown_modules = false;              // one was called since the modules were listed
   bool unplaced_sites = true;                // some were made while no module was watched
