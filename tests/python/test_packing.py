@@ -7,7 +7,6 @@ import backfold
 import backfold._packing
 import backfold._torch_version
 import pytest
-
 import torch
 
 DEVICES = ["cpu"] + (["cuda"] if torch.cuda.is_available() else [])
