@@ -4,7 +4,8 @@
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help test test-core test-asan test-fuzz test-python demo bench lint format clean
+.PHONY: help test test-core test-asan test-fuzz test-python package demo demo-core bench \
+  lint format clean
 
 JOBS ?= $(shell nproc)
 ARGS ?=
@@ -13,15 +14,18 @@ CMAKE_BUILD = cmake --build --parallel $(JOBS) --preset
 CTEST = ctest --parallel $(JOBS) --preset
 SOURCES = git ls-files -z --cached --others --exclude-standard --deduplicate
 CXX_FILES = $(SOURCES) -- '*.cpp' '*.h' '*.cu' '*.cuh' | xargs -0 --no-run-if-empty
-PYTHON_FILES = python tests/python bench/run scripts/check_text scripts/mutate scripts/torch_cuda
+PYTHON_FILES = python tests/python examples/python bench/run bench/format_errors bench/host_cost.py \
+  bench/workloads scripts/check_text scripts/mutate scripts/torch_cuda
 
 help:
-	@echo 'make demo              pack a tensor at each width; print size, error and speed'
+	@echo 'make demo ARGS=...     train two models, plain and folded; print memory, time and accuracy'
+	@echo 'make demo-core         pack a tensor at each width; print size, error and speed'
 	@echo 'make test              every test: core, sanitizers, fuzzer, Python'
 	@echo 'make test-core         the C++ tests and examples (preset dev)'
 	@echo 'make test-asan         the C++ tests under the address and undefined sanitizers'
 	@echo 'make test-fuzz         the fuzzer, for a bounded time'
-	@echo 'make test-python       build the Python package into .venv and run its tests'
+	@echo 'make test-python       the tests of the torch layer, from C++ and from Python'
+	@echo 'make package           build the Python package into .venv'
 	@echo 'make bench ARGS=...    benchmarks; ARGS goes to bench/run'
 	@echo 'make lint              formatting and static checks'
 	@echo 'make format            rewrite sources the way make lint wants them'
@@ -47,20 +51,30 @@ test-fuzz:
 	$(CMAKE_BUILD) fuzz
 	$(CTEST) fuzz
 
-# The GPU kernels are of use to Python only where torch has CUDA.
-test-python:
-	@scripts/setup build python
-	SKBUILD_CMAKE_DEFINE="BACKFOLD_CUDA=$$(.venv/bin/python scripts/torch_cuda)" \
-	  .venv/bin/python -m pip install --quiet --no-build-isolation --no-deps --editable .
+# Of the C++ tests and examples, those with torch are built beside the package.
+test-python: PACKAGE_PARTS = tests demo
+test-python: PACKAGE_OPTIONS = ;BACKFOLD_TESTS=ON;BACKFOLD_EXAMPLES=ON
+test-python: package
+	ctest --test-dir build/python --output-on-failure --no-tests=error
 	.venv/bin/python -m pytest tests/python
 
-demo:
+# The GPU kernels are of use to Python only where torch has CUDA.
+package:
+	@scripts/setup build python $(PACKAGE_PARTS)
+	SKBUILD_CMAKE_DEFINE="BACKFOLD_CUDA=$$(.venv/bin/python scripts/torch_cuda)$(PACKAGE_OPTIONS)" \
+	  .venv/bin/python -m pip install --quiet --no-build-isolation --no-deps --editable .
+
+demo: PACKAGE_PARTS = demo
+demo: package
+	.venv/bin/python examples/python/demo.py $(ARGS)
+
+demo-core:
 	@scripts/setup build
 	cmake --preset release -DBACKFOLD_EXAMPLES=ON
 	$(CMAKE_BUILD) release --target examples/cpp/widths
 	build/release/examples/cpp/widths
 
-bench:
+bench: $(if $(filter host h200,$(firstword $(ARGS))),package)
 	@scripts/setup build bench
 	cmake --preset release -DBACKFOLD_BENCH=ON
 	$(CMAKE_BUILD) release

@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The workloads: unchanged models of public libraries, random weights, one random batch each.
+
+A builder runs under `torch.device`, so that weights and data are made where they are used. It takes
+`tiny`, which shrinks every size until a step takes a fraction of a second on a CPU.
+"""
+
+import contextlib
+import functools
+import itertools
+import typing
+from collections.abc import Callable, Iterator
+
+import torch
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+
+class Workload(typing.NamedTuple):
+    title: str
+    model: torch.nn.Module
+    loss: Callable[[], torch.Tensor]  # forward, to the loss
+    block: str = ""  # class of the modules that checkpointing wraps
+
+
+@contextlib.contextmanager
+def checkpointed(workload: Workload) -> Iterator[None]:
+    """Runs every block under non-reentrant checkpointing."""
+    blocks = [m for m in workload.model.modules() if type(m).__name__ == workload.block]
+    if not blocks:
+        raise ValueError(f"{workload.title}: no block to checkpoint")
+    for block in blocks:
+        block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)
+    try:
+        yield
+    finally:
+        for block in blocks:
+            del block.forward  # uncovers the method of the class
+
+
+def image_classifier(title: str, model: torch.nn.Module, batch: int, size: int, block: str):
+    images = torch.randn(batch, 3, size, size)
+    labels = torch.randint(0, 1000, (batch,))
+    return Workload(
+        title, model, lambda: functional.cross_entropy(model(images), labels), block=block
+    )
+
+
+def resnet50(tiny: bool) -> Workload:
+    import torchvision
+
+    batch, size = (2, 64) if tiny else (128, 224)
+    title = f"ResNet-50, {batch}x3x{size}x{size}, TF32"
+    return image_classifier(title, torchvision.models.resnet50(), batch, size, "Bottleneck")
+
+
+def swin_t(tiny: bool) -> Workload:
+    import torchvision
+
+    batch, size = (2, 64) if tiny else (64, 224)
+    title = f"Swin-T, {batch}x3x{size}x{size}, TF32"
+    return image_classifier(title, torchvision.models.swin_t(), batch, size, "SwinTransformerBlock")
+
+
+def bert(tiny: bool, attention: str) -> Workload:
+    import transformers
+
+    batch, length = (2, 32) if tiny else (32, 256)
+    config = transformers.BertConfig(
+        hidden_size=64 if tiny else 1024,
+        num_hidden_layers=2 if tiny else 24,
+        num_attention_heads=4 if tiny else 16,
+        intermediate_size=256 if tiny else 4096,
+        attn_implementation=attention,
+    )
+    model = transformers.BertForSequenceClassification(config).train()
+    ids = torch.randint(0, config.vocab_size, (batch, length))
+    labels = torch.randint(0, config.num_labels, (batch,))
+    return Workload(
+        f"BERT-large, {batch}x{length}, {attention} attention, TF32",
+        model,
+        lambda: model(input_ids=ids, labels=labels).loss,
+        block="BertLayer",
+    )
+
+
+def gpt2(tiny: bool, autocast: bool) -> Workload:
+    import transformers
+
+    batch, length = (2, 64) if tiny else (8, 1024)
+    config = transformers.GPT2Config(
+        vocab_size=512 if tiny else 50257,
+        n_positions=length,
+        n_embd=64 if tiny else 1024,
+        n_layer=2 if tiny else 24,
+        n_head=4 if tiny else 16,
+        attn_implementation="sdpa",
+    )
+    model = transformers.GPT2LMHeadModel(config).train()
+    ids = torch.randint(0, config.vocab_size, (batch, length))
+
+    def loss() -> torch.Tensor:
+        with torch.autocast(ids.device.type, torch.bfloat16, enabled=autocast):
+            return model(input_ids=ids, labels=ids, use_cache=False).loss
+
+    precision = "bf16 autocast" if autocast else "TF32"
+    return Workload(f"GPT-2 medium, {batch}x{length}, {precision}", model, loss, block="GPT2Block")
+
+
+def llama(tiny: bool) -> Workload:
+    import transformers
+
+    batch, length = (2, 64) if tiny else (4, 4096)
+    config = transformers.LlamaConfig(
+        vocab_size=512 if tiny else 32000,
+        hidden_size=64 if tiny else 2048,
+        intermediate_size=176 if tiny else 5632,
+        num_hidden_layers=2 if tiny else 22,
+        num_attention_heads=8 if tiny else 32,
+        num_key_value_heads=2 if tiny else 4,
+        max_position_embeddings=length,
+        attn_implementation="sdpa",
+    )
+    model = transformers.LlamaForCausalLM(config).to(torch.bfloat16).train()
+    ids = torch.randint(0, config.vocab_size, (batch, length))
+    return Workload(
+        f"Llama 1.1B, {batch}x{length}, bf16 weights",
+        model,
+        lambda: model(input_ids=ids, labels=ids, use_cache=False).loss,
+        block="LlamaDecoderLayer",
+    )
+
+
+class GCN(torch.nn.Module):
+    def __init__(self, widths: list[int]):
+        import torch_geometric.nn
+
+        super().__init__()
+        pairs = itertools.pairwise(widths)
+        self.convs = torch.nn.ModuleList(torch_geometric.nn.GCNConv(*pair) for pair in pairs)
+        self.norms = torch.nn.ModuleList(torch.nn.BatchNorm1d(width) for width in widths[1:-1])
+
+    def forward(self, x: torch.Tensor, edges: torch.Tensor) -> torch.Tensor:
+        for conv, norm in zip(self.convs, self.norms, strict=False):
+            x = functional.dropout(norm(conv(x, edges)).relu(), 0.5, self.training)
+        return self.convs[-1](x, edges)
+
+
+def gcn(tiny: bool) -> Workload:
+    nodes, edge_count = (1000, 7000) if tiny else (169_343, 1_166_243)
+    model = GCN([128, 256, 256, 40]).train()
+    x = torch.randn(nodes, 128)
+    edges = torch.randint(0, nodes, (2, edge_count))
+    labels = torch.randint(0, 40, (nodes,))
+    return Workload(
+        f"GCN 128-256-256-40, {nodes:,} nodes, {edge_count:,} edges, TF32",
+        model,
+        lambda: functional.cross_entropy(model(x, edges), labels),
+    )
+
+
+BUILDERS: dict[str, Callable[[bool], Workload]] = {
+    "resnet50": resnet50,
+    "swin_t": swin_t,
+    "bert": functools.partial(bert, attention="sdpa"),
+    "bert_eager": functools.partial(bert, attention="eager"),
+    "gpt2": functools.partial(gpt2, autocast=True),
+    "llama": llama,
+    "gcn": gcn,
+    "gpt2_tf32": functools.partial(gpt2, autocast=False),
+}
