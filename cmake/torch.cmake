@@ -46,7 +46,8 @@ add_library(backfold_torch SHARED
   src/torch/saved.cpp
   src/torch/shared_packet.cpp
   src/torch/site.cpp
-  src/torch/store.cpp)
+  src/torch/store.cpp
+  src/torch/treatment.cpp)
 target_include_directories(backfold_torch PUBLIC src)
 target_include_directories(backfold_torch SYSTEM
   PUBLIC ${torch_folder}/include ${torch_folder}/include/torch/csrc/api/include)

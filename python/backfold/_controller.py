@@ -75,7 +75,8 @@ class Controller:
         model: its parameters and buffers are never packed, and its module paths name the places
             that save tensors. May be left out: parameters that require gradients are known anyway.
         bits: width of a code, one of 1, 2, 3, 4, 5, 6, 8, 16; headers add 0.25 bits an element.
-            ``None`` folds only what stays exact: training is then bitwise what it was.
+            ``None`` folds only what stays exact: training is then bitwise what it was (but for a
+            NaN that enters hardtanh or a shrink on the CPU, see docs/backward.md).
         keep: modules whose saved tensors stay as they are, as patterns of paths or as instances.
         min_bytes: smaller tensors stay as they are.
         seed: of stochastic rounding. torch's own generators are never touched.
@@ -109,6 +110,7 @@ class Controller:
     def _list_model(self) -> None:
         modules = dict(self._model.named_modules()) if self._model is not None else {}
         kept = _kept_paths(modules, self._keep)
+        _require_kernels(_named_tensors(self._model))
         self._core.list_model(
             [(module, path, path in kept) for path, module in modules.items()],
             _named_tensors(self._model),
@@ -159,6 +161,15 @@ def _cuda_device() -> int:
             "round with the same random numbers"
         )
     return torch.cuda.current_device()
+
+
+def _require_kernels(tensors: list[tuple[str, torch.Tensor]]) -> None:
+    for name, tensor in tensors:
+        if tensor.is_cuda and not _C.built_with_cuda():
+            raise RuntimeError(
+                f"this build of Backfold holds no CUDA kernels, but {name} is on {tensor.device}. "
+                "Build it where a CUDA toolkit (nvcc) is found: pip install --no-build-isolation ."
+            )
 
 
 def _named_tensors(model: torch.nn.Module | None) -> list[tuple[str, torch.Tensor]]:

@@ -80,6 +80,13 @@ std::int64_t packed_bytes(const Format& format) {
       std::visit([](const auto& one) { return backfold::packed_bytes(one); }, format));
 }
 
+int code_bits(const Format& format) {
+  if (const auto* group = std::get_if<GroupFormat>(&format)) return group->bits;
+  if (const auto* narrow = std::get_if<NarrowFormat>(&format))
+    return 8 * static_cast<int>(code_bytes(*narrow));
+  return 1;
+}
+
 at::Tensor allocate(at::IntArrayRef sizes, at::IntArrayRef strides, at::ScalarType type,
                     const at::Device& device) {
   const auto key = device.is_cpu() ? c10::DispatchKey::CPU : c10::DispatchKey::CUDA;

@@ -30,6 +30,9 @@ bool supports(const at::Device& device);
 
 std::int64_t packed_bytes(const Format& format);
 
+// Bits of one element's code.
+int code_bits(const Format& format);
+
 // An uninitialised tensor straight from torch's allocator of the current device, without a trip
 // through the dispatcher.
 at::Tensor allocate(at::IntArrayRef sizes, at::IntArrayRef strides, at::ScalarType type,

@@ -4,7 +4,7 @@
 //
 // Autograd saves whole tensors; many backward formulas look at less: only at the sign, only at the
 // sizes. Others look harder: they divide by a value, compare it, exponentiate it, and a rounded
-// value would give a wrong gradient, not a noisy one. The table in exact_ops.cpp says which, one
+// value would give a wrong gradient, not a noisy one. The table in exact_ops_*.cpp says which, one
 // row per operator and slot. What has no row is read as values that may carry unbiased noise.
 
 #ifndef BACKFOLD_TORCH_EXACT_OPS_H_
@@ -62,8 +62,8 @@ struct Rule {
   std::string_view slot;
   Reads reads = Reads::kValues;
   std::string_view reason;  // a clause that a user reads in a report: "backward divides by it"
-  // The backward nodes that may read a predicate, geometry or indices, as Node::name() has them,
-  // separated by spaces: "ReluBackward0".
+  // The backward nodes that may read a predicate or geometry, as Node::name() has them, separated
+  // by spaces: "ReluBackward0". Indices come back exactly, for any reader.
   std::string_view nodes = {};
   int bits = 0;  // kFinely: the fewest
   // kPredicate: fills comparison, low, high, nan, if_true and if_false such that the backward

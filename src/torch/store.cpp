@@ -19,49 +19,6 @@ struct Store::Saving {
 
 namespace {
 
-// Why a tensor cannot be packed, whatever its site; null where it can.
-const char* obstacle_in(const at::Tensor& tensor) {
-  if (tensor.layout() == at::kJagged || tensor.is_nested()) return "nested tensor";
-  if (tensor.layout() != at::kStrided) return "sparse tensor";
-  if (tensor.is_quantized()) return "quantized tensor";
-  if (tensor.is_meta()) return "meta tensor";
-  using c10::DispatchKey;
-  constexpr c10::DispatchKeySet kWrappers(
-      {DispatchKey::Python, DispatchKey::Functionalize, DispatchKey::FuncTorchBatched,
-       DispatchKey::FuncTorchGradWrapper, DispatchKey::ZeroTensor, DispatchKey::Negative});
-  if (tensor.key_set().has_any(kWrappers)) return "tensor subclass";
-  if (tensor.is_complex()) return "complex numbers";
-  if (!tensor.has_storage() || !tensor.storage().data()) return "tensor without memory";
-  if (!supports(tensor.device())) {
-    return tensor.is_cuda() ? "this build has no CUDA kernels" : "device without kernels";
-  }
-  return nullptr;
-}
-
-// What autograd keeps alive for one save, as far as it can be told.
-std::int64_t saved_bytes(const at::Tensor& tensor) {
-  if (!tensor.has_storage()) return 0;
-  const auto storage = static_cast<std::int64_t>(tensor.storage().nbytes());
-  if (tensor.is_nested()) return storage;
-  return std::min(storage, tensor.numel() * static_cast<std::int64_t>(tensor.element_size()));
-}
-
-// Whether a packet answers a demand. Predicates are told apart by everything that decides them.
-bool serves(const SharedPacket& packet, const Demand& demand, int bits) {
-  if (std::holds_alternative<MaskFormat>(packet.format())) return true;
-  if (const auto* group = std::get_if<GroupFormat>(&packet.format())) {
-    if (demand.reads == Reads::kPredicate)
-      return group->zero_exact && demand.rule->sign_of_nonnegative;
-    return demand.reads != Reads::kExactly && bits > 0 && group->bits >= bits;
-  }
-  const auto* known = std::get_if<PredicateFormat>(&packet.format());
-  if (!known || known->type == ElementType::kBool) return true;  // exact
-  const PredicateFormat& wanted = demand.predicate;
-  return demand.reads == Reads::kPredicate && known->comparison == wanted.comparison &&
-         known->low == wanted.low && known->high == wanted.high && known->nan == wanted.nan &&
-         known->if_true == wanted.if_true && known->if_false == wanted.if_false;
-}
-
 std::uint64_t scramble(std::uint64_t x) {
   x += 0x9e3779b97f4a7c15;
   x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9;
@@ -221,80 +178,14 @@ std::optional<Saved> Store::share(Saving& saving, Entry& entry) {
   return std::nullopt;
 }
 
-std::optional<Format> Store::format_for(Saving& saving, Kind* kind, const char** reason) {
-  const Demand& demand = saving.demand;
-  const ElementType type = *element_type(saving.tensor.scalar_type());
-  *reason = demand.reason;
-  if (type == ElementType::kBool) {
-    *kind = Kind::kBits;
-    return PredicateFormat{.type = type};
-  }
-  if (type > ElementType::kF64) {
-    *kind = Kind::kIndices;
-    if (demand.reads == Reads::kIndices) {
-      const NarrowFormat format{.type = type,
-                                .low = demand.bound.low,
-                                .high = demand.bound.high,
-                                .has_sentinel = demand.bound.has_sentinel,
-                                .sentinel = demand.bound.sentinel};
-      if (validate(format).ok()) return format;
-    }
-    *kind = Kind::kPassed;
-    *reason = "integers without a proven bound";
-    return std::nullopt;
-  }
-
-  const bool sign = demand.reads == Reads::kPredicate && demand.rule->sign_of_nonnegative;
-  if (demand.reads == Reads::kPredicate) {
-    const bool values_too = saving.site.sign != Site::Sign::kOnlySign;
-    if (sign && values_too && options_.bits && *options_.bits >= 2) {
-      *kind = Kind::kZeroExact;
-      *reason = saving.site.sign == Site::Sign::kUnknown ? "sign and values, until known better"
-                                                         : "sign and values in one packet";
-      return GroupFormat{.type = type, .bits = *options_.bits, .zero_exact = true};
-    }
-    if (sign && !options_.bits && saving.site.sign == Site::Sign::kAlsoValues) {
-      *kind = Kind::kRaw;
-      *reason = "its values are kept anyway";
-      return std::nullopt;
-    }
-    *kind = Kind::kPredicate;
-    PredicateFormat format = demand.predicate;
-    format.type = type;
-    return format;
-  }
-  if (demand.reads == Reads::kExactly) {
-    *kind = Kind::kRaw;
-    return std::nullopt;
-  }
-  if (saving.tensor.is_cpu() && saving.tensor.is_non_overlapping_and_dense()) {
-    // A look costs next to nothing: the second value other than zero ends it.
-    bool two_valued = false;
-    double value = 0;
-    check(find_mask_value({.type = type, .count = saving.tensor.numel()},
-                          saving.tensor.const_data_ptr(), &two_valued, &value));
-    if (two_valued) {
-      *kind = Kind::kMask;
-      *reason = "it holds zero and one other value";
-      return MaskFormat{.type = type};
-    }
-  }
-  if (!options_.bits) {
-    *kind = Kind::kRaw;
-    *reason = "bits=None folds only what is exact";
-    return std::nullopt;
-  }
-  *kind = Kind::kLossy;
-  return GroupFormat{.type = type, .bits = std::max(*options_.bits, demand.bits)};
-}
-
-Saved Store::pack(Saving& saving, Entry& entry, Format format, Kind kind, const char* reason) {
+Saved Store::pack(Saving& saving, Entry& entry, const Treatment& treatment) {
   const at::Tensor& tensor = saving.tensor;
   const Span span = span_of(tensor);
   const bool in_place = fills_its_span(tensor, span);
   at::Tensor copy;
   if (!in_place) copy = without_gaps(tensor);
   const std::int64_t count = in_place ? span.count : copy.numel();
+  Format format = *treatment.format;
   std::visit([&](auto& one) { one.count = count; }, format);
   const std::int64_t bytes = packed_bytes(format);
   if (bytes == 0 || bytes >= count * static_cast<std::int64_t>(tensor.element_size()))
@@ -313,10 +204,9 @@ Saved Store::pack(Saving& saving, Entry& entry, Format format, Kind kind, const 
   ledger.saved_bytes += saving.bytes;
   ledger.unique_bytes += saving.first ? static_cast<std::int64_t>(tensor.storage().nbytes()) : 0;
   ledger.held_bytes += bytes;
-  const auto* group = std::get_if<GroupFormat>(&format);
   ledger.elements += count;
-  describe(ledger, kind, group ? group->bits : 1, reason, bytes);
-  return saved(saving, packet->packed_view(), packet, kind == Kind::kPredicate);
+  describe(ledger, treatment.kind, code_bits(format), treatment.reason, bytes);
+  return saved(saving, packet->packed_view(), packet, treatment.kind == Kind::kPredicate);
 }
 
 Saved Store::save(const at::Tensor& tensor, Site& site, const Demand& demand, std::int64_t step,
@@ -354,12 +244,10 @@ Saved Store::save(const at::Tensor& tensor, Site& site, const Demand& demand, st
   if (auto shared = share(saving, entry)) return std::move(*shared);
   if (site.alive) return hold(saving, entry, Kind::kAlive, "somebody else keeps it");
 
-  Kind kind;
-  const char* reason;
-  auto format = format_for(saving, &kind, &reason);
-  if (!format) return hold(saving, entry, kind, reason);
+  const Treatment treatment = choose(tensor, demand, site.sign, options_.bits);
+  if (!treatment.format) return hold(saving, entry, treatment.kind, treatment.reason);
   try {
-    return pack(saving, entry, std::move(*format), kind, reason);
+    return pack(saving, entry, treatment);
   } catch (const c10::Error& error) {
     TORCH_WARN_ONCE("backfold: a tensor could not be packed and is kept as it is: ",
                     error.what_without_backtrace());

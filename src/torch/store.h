@@ -19,6 +19,7 @@
 #include "torch/demand.h"
 #include "torch/saved.h"
 #include "torch/site.h"
+#include "torch/treatment.h"
 
 namespace backfold::torch_layer {
 
@@ -73,8 +74,7 @@ class Store {
   Saved hold(Saving& saving, Entry& entry, Kind kind, const char* reason);
   Saved keep_geometry(Saving& saving);
   std::optional<Saved> share(Saving& saving, Entry& entry);
-  std::optional<Format> format_for(Saving& saving, Kind* kind, const char** reason);
-  Saved pack(Saving& saving, Entry& entry, Format format, Kind kind, const char* reason);
+  Saved pack(Saving& saving, Entry& entry, const Treatment& treatment);
   Key next_key(Site& site, std::int64_t step) const;
   Ledger& book(Saving& saving);
   Saved saved(Saving& saving, View view, Saved::Kept kept, bool for_reader_only);

@@ -47,6 +47,19 @@ def deterministic(monkeypatch):
     torch.use_deterministic_algorithms(False)
 
 
+# Where several processes share the tests, each counts its own, and the first adds up.
+
+
+def pytest_sessionfinish(session):
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["tally"] = dict(session.config.stash[OPERATOR_TALLY])
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node, error):
+    node.config.stash[OPERATOR_TALLY].update(node.workeroutput.get("tally", {}))
+
+
 def pytest_terminal_summary(terminalreporter, config):
     tally = config.stash[OPERATOR_TALLY]
     if tally["samples"]:

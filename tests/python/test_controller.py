@@ -3,6 +3,7 @@
 
 import gc
 import threading
+import types
 
 import backfold
 import pytest
@@ -112,6 +113,16 @@ def test_accumulation_over_entries_counts_each(device):
 def test_bad_input_gets_one_clear_sentence(arguments, error, text):
     with pytest.raises(error, match=text):
         backfold.Controller(**arguments)
+
+
+def test_a_build_without_kernels_says_how_to_get_them(monkeypatch):
+    class OnGpu(nn.Module):
+        def named_parameters(self, *args, **kwargs):
+            yield "weight", types.SimpleNamespace(is_cuda=True, device="cuda:0")
+
+    monkeypatch.setattr("backfold._C.built_with_cuda", lambda: False)
+    with pytest.raises(RuntimeError, match=r"no CUDA kernels, but weight is on cuda:0.*pip install"):
+        backfold.Controller(OnGpu())
 
 
 def test_a_controller_cannot_be_entered_inside_itself(device):

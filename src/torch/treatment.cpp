@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "torch/treatment.h"
+
+namespace backfold::torch_layer {
+namespace {
+
+Treatment for_integers(ElementType type, const Demand& demand) {
+  const NarrowFormat format{.type = type,
+                            .low = demand.bound.low,
+                            .high = demand.bound.high,
+                            .has_sentinel = demand.bound.has_sentinel,
+                            .sentinel = demand.bound.sentinel};
+  if (demand.reads == Reads::kIndices && validate(format).ok())
+    return {Kind::kIndices, demand.reason, format};
+  return {Kind::kPassed, "integers without a proven bound", {}};
+}
+
+// One comparison per element is all that is read here. Where a sign is, and somebody else reads the
+// values, one zero-exact packet serves both; until it is known whether somebody does, it is
+// assumed.
+Treatment for_predicate(ElementType type, const Demand& demand, Site::Sign sign,
+                        const std::optional<int>& bits) {
+  if (demand.rule->sign_of_nonnegative) {
+    if (sign != Site::Sign::kOnlySign && bits && *bits >= 2) {
+      const char* reason = sign == Site::Sign::kUnknown ? "sign and values, until known better"
+                                                        : "sign and values in one packet";
+      return {Kind::kZeroExact, reason,
+              GroupFormat{.type = type, .bits = *bits, .zero_exact = true}};
+    }
+    if (sign == Site::Sign::kAlsoValues && !bits)
+      return {Kind::kRaw, "its values are kept anyway", {}};
+  }
+  PredicateFormat format = demand.predicate;
+  format.type = type;
+  return {Kind::kPredicate, demand.reason, format};
+}
+
+// On the CPU a look costs next to nothing: the second value other than zero ends it.
+bool is_two_valued(ElementType type, const at::Tensor& tensor) {
+  if (!tensor.is_cpu() || !tensor.is_non_overlapping_and_dense()) return false;
+  bool two_valued = false;
+  double value = 0;
+  check(find_mask_value({.type = type, .count = tensor.numel()}, tensor.const_data_ptr(),
+                        &two_valued, &value));
+  return two_valued;
+}
+
+}  // namespace
+
+const char* obstacle_in(const at::Tensor& tensor) {
+  if (tensor.layout() == at::kJagged || tensor.is_nested()) return "nested tensor";
+  if (tensor.layout() != at::kStrided) return "sparse tensor";
+  if (tensor.is_quantized()) return "quantized tensor";
+  if (tensor.is_meta()) return "meta tensor";
+  using c10::DispatchKey;
+  constexpr c10::DispatchKeySet kWrappers(
+      {DispatchKey::Python, DispatchKey::Functionalize, DispatchKey::FuncTorchBatched,
+       DispatchKey::FuncTorchGradWrapper, DispatchKey::ZeroTensor, DispatchKey::Negative});
+  if (tensor.key_set().has_any(kWrappers)) return "tensor subclass";
+  if (tensor.is_complex()) return "complex numbers";
+  if (!tensor.has_storage() || !tensor.storage().data()) return "tensor without memory";
+  if (!supports(tensor.device())) {
+    return tensor.is_cuda() ? "this build has no CUDA kernels" : "device without kernels";
+  }
+  return nullptr;
+}
+
+std::int64_t saved_bytes(const at::Tensor& tensor) {
+  if (!tensor.has_storage()) return 0;
+  const auto storage = static_cast<std::int64_t>(tensor.storage().nbytes());
+  if (tensor.is_nested()) return storage;
+  return std::min(storage, tensor.numel() * static_cast<std::int64_t>(tensor.element_size()));
+}
+
+bool serves(const SharedPacket& packet, const Demand& demand, int bits) {
+  if (std::holds_alternative<MaskFormat>(packet.format())) return true;
+  if (const auto* group = std::get_if<GroupFormat>(&packet.format())) {
+    if (demand.reads == Reads::kPredicate)
+      return group->zero_exact && demand.rule->sign_of_nonnegative;
+    return demand.reads != Reads::kExactly && bits > 0 && group->bits >= bits;
+  }
+  const auto* known = std::get_if<PredicateFormat>(&packet.format());
+  if (!known || known->type == ElementType::kBool) return true;  // exact
+  // Predicates are told apart by everything that decides them.
+  const PredicateFormat& wanted = demand.predicate;
+  return demand.reads == Reads::kPredicate && known->comparison == wanted.comparison &&
+         known->low == wanted.low && known->high == wanted.high && known->nan == wanted.nan &&
+         known->if_true == wanted.if_true && known->if_false == wanted.if_false;
+}
+
+Treatment choose(const at::Tensor& tensor, const Demand& demand, Site::Sign sign,
+                 const std::optional<int>& bits) {
+  const ElementType type = *element_type(tensor.scalar_type());
+  if (type == ElementType::kBool)
+    return {Kind::kBits, demand.reason, PredicateFormat{.type = type}};
+  if (type > ElementType::kF64) return for_integers(type, demand);
+  if (demand.reads == Reads::kPredicate) return for_predicate(type, demand, sign, bits);
+  if (demand.reads == Reads::kExactly) return {Kind::kRaw, demand.reason, {}};
+  if (is_two_valued(type, tensor))
+    return {Kind::kMask, "it holds zero and one other value", MaskFormat{.type = type}};
+  if (!bits) return {Kind::kRaw, "bits=None folds only what is exact", {}};
+  return {Kind::kLossy, demand.reason,
+          GroupFormat{.type = type, .bits = std::max(*bits, demand.bits)}};
+}
+
+}  // namespace backfold::torch_layer

@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// How one tensor is best kept, seen by itself: by what it is, what its backward reads, and what was
+// learned about its site. That somebody else saves it, too, is the store's business.
+
+#ifndef BACKFOLD_TORCH_TREATMENT_H_
+#define BACKFOLD_TORCH_TREATMENT_H_
+
+#include <ATen/core/Tensor.h>
+
+#include <optional>
+
+#include "torch/demand.h"
+#include "torch/shared_packet.h"
+#include "torch/site.h"
+
+namespace backfold::torch_layer {
+
+struct Treatment {
+  Kind kind = Kind::kPassed;
+  const char* reason = "";
+  std::optional<Format> format;  // without a count; none: by reference
+};
+
+// Why a tensor cannot be packed, whatever its site; null where it can.
+const char* obstacle_in(const at::Tensor& tensor);
+
+// What autograd keeps alive for one save, as far as it can be told.
+std::int64_t saved_bytes(const at::Tensor& tensor);
+
+// Whether a packet answers a demand for at least `bits` bits, where values are read.
+bool serves(const SharedPacket& packet, const Demand& demand, int bits);
+
+// For a tensor without obstacles, of a type that has a codec. `bits` none: only what is exact.
+Treatment choose(const at::Tensor& tensor, const Demand& demand, Site::Sign sign,
+                 const std::optional<int>& bits);
+
+}  // namespace backfold::torch_layer
+
+#endif  // BACKFOLD_TORCH_TREATMENT_H_
