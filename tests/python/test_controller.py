@@ -121,7 +121,9 @@ def test_a_build_without_kernels_says_how_to_get_them(monkeypatch):
             yield "weight", types.SimpleNamespace(is_cuda=True, device="cuda:0")
 
     monkeypatch.setattr("backfold._C.built_with_cuda", lambda: False)
-    with pytest.raises(RuntimeError, match=r"no CUDA kernels, but weight is on cuda:0.*pip install"):
+    with pytest.raises(
+        RuntimeError, match=r"no CUDA kernels, but weight is on cuda:0.*pip install"
+    ):
         backfold.Controller(OnGpu())
 
 

@@ -109,12 +109,17 @@ def as_finite(plain: torch.Tensor, folded: torch.Tensor) -> bool:
     return not (plain.isfinite() & ~folded.isfinite()).any()
 
 
+def nearly(plain: torch.Tensor, folded: torch.Tensor) -> bool:
+    rough = 1e-2 if plain.dtype in (torch.bfloat16, torch.float16) else 1e-4
+    return torch.allclose(plain, folded, rtol=rough, atol=rough, equal_nan=True)
+
+
 def geometry(tensor: torch.Tensor) -> tuple:
     return tuple(tensor.shape), tensor.stride(), tensor.dtype, str(tensor.device)
 
 
 def differences(plain: list, folded: list, holds) -> list[str]:
-    """What is wrong with folded gradients. `holds` is same_bits or as_finite."""
+    """What is wrong with folded gradients. `holds` is same_bits, nearly or as_finite."""
     found = []
     for i, (a, b) in enumerate(zip(plain, folded, strict=True)):
         if (a is None) != (b is None):
@@ -137,9 +142,20 @@ def cases(op, device: str, dtype: torch.dtype, every: bool) -> list[Case]:
     return [Case(op, samples[i], i) for i in sorted(chosen)]
 
 
-def problems(case: Case, fold: backfold.Controller, holds) -> list[str]:
+def varies(case: Case) -> bool:
+    """Whether plain gradients differ from run to run, as they do where CUDA adds atomically."""
+    plain = contextlib.nullcontext()
+    return any(differences(case.plain, case.gradients(plain), same_bits) for _ in range(5))
+
+
+def problems(case: Case, fold: backfold.Controller, holds, tally) -> list[str]:
     try:
-        return differences(case.plain, case.gradients(fold), holds)
+        folded = case.gradients(fold)
+        found = differences(case.plain, folded, holds)
+        if found and holds is same_bits and varies(case):
+            tally["samples whose plain gradients differ from run to run"] += 1
+            found = differences(case.plain, folded, nearly)
+        return found
     except Exception as error:  # one failure must not hide those of the other samples
         return [f"{type(error).__name__}: {error}"]
 
@@ -187,7 +203,8 @@ def test_gradients_of_operators(device, operators, request):
                 for fold, holds in ((exact, same_bits), (lossy, as_finite)):
                     steps = fold.steps
                     where = f"{op.full_name} {dtype} sample {case.seed}"
-                    wrong += [f"{where}: {problem}" for problem in problems(case, fold, holds)]
+                    found = problems(case, fold, holds, tally)
+                    wrong += [f"{where}: {problem}" for problem in found]
                     if fold.steps > steps:
                         folded += tensors_folded(fold)
     tally["tensors folded"] += folded
