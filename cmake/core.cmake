@@ -17,6 +17,8 @@ add_library(backfold_core
   src/core/lossless_reference.cpp
   src/core/mask.cpp
   src/core/narrow.cpp
+  src/core/planner.cpp
+  src/core/planner_search.cpp
   src/core/predicate.cpp
   src/core/status.cpp
   src/core/threads.cpp

@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "core/checks.h"
@@ -40,9 +41,10 @@ Status check_sites(std::span<const PlanSite> sites) {
                              site, option, given.bytes);
       }
       if (!std::isfinite(given.error) || given.error < 0) {
-        return Status::error(StatusCode::kInvalidArgument,
-                             "sites[%zu].options[%zu].error must be finite and not negative, got %g",
-                             site, option, given.error);
+        return Status::error(
+            StatusCode::kInvalidArgument,
+            "sites[%zu].options[%zu].error must be finite and not negative, got %g", site, option,
+            given.error);
       }
       most_bytes = std::max(most_bytes, given.bytes);
       most_error = std::max(most_error, given.error);
@@ -132,6 +134,39 @@ Plan summed(const Menu& menu, const std::vector<int>& choice) {
   return plan;
 }
 
+// The least error that `budget` allows when every site but `fixed` may mix two neighbours on its
+// hull.
+double mixed_error(const Menu& menu, std::span<const HullStep> steps, std::size_t fixed,
+                   const Candidate& chosen, std::int64_t budget) {
+  double error = chosen.error;
+  std::int64_t left = budget - chosen.bytes;
+  for (std::size_t site = 0; site < menu.sites(); ++site) {
+    if (site == fixed) continue;
+    error += menu.of(site).front().error;
+    left -= menu.of(site).front().bytes;
+  }
+  if (left < 0) return HUGE_VAL;
+  for (const HullStep& step : steps) {
+    if (step.site == fixed) continue;
+    if (step.bytes > left) return error - step.slope * static_cast<double>(left);
+    error -= step.saved;
+    left -= step.bytes;
+  }
+  return error;
+}
+
+// Bounds the optimum from below. Only the site of the split step would mix, so each of its
+// candidates in turn is taken whole: this closes most of the gap that one large site leaves.
+double bound_of(const Menu& menu, std::span<const HullStep> steps, std::size_t split,
+                std::int64_t budget) {
+  double bound = HUGE_VAL;
+  const std::size_t site = steps[split].site;
+  for (const Candidate& chosen : menu.of(site)) {
+    bound = std::min(bound, mixed_error(menu, steps, site, chosen, budget));
+  }
+  return bound;
+}
+
 }  // namespace
 
 Status make_plan(std::span<const PlanSite> sites, std::int64_t budget, Plan* result) {
@@ -159,10 +194,13 @@ Status make_plan(std::span<const PlanSite> sites, std::int64_t budget, Plan* res
   Plan plan = summed(menu, choice);
   plan.lower_bound = plan.error;
   if (split < steps.size() && bytes < budget) {
-    const double line = plan.error - steps[split].slope * static_cast<double>(budget - bytes);
     const bool optimal = core::improve(menu, {steps, split, bytes}, budget, choice);
     plan = summed(menu, choice);
-    plan.lower_bound = optimal ? plan.error : std::clamp(line, 0.0, plan.error);
+    plan.lower_bound = plan.error;
+    if (!optimal) {
+      const double bound = bound_of(menu, steps, split, budget);
+      plan.lower_bound = std::clamp(bound, 0.0, plan.error);
+    }
   }
   *result = std::move(plan);
   return Status();
