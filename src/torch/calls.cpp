@@ -17,10 +17,16 @@ class Registry {
  public:
   const Operator& add(const at::RecordFunction& call) {
     const std::lock_guard lock(mutex_);
+    std::optional<c10::FunctionSchema> schema = call.operator_schema();
+    // Python classes may be made again and again; what is known of them is their name.
+    if (const auto known = without_schema_.find(call.name());
+        !schema && known != without_schema_.end())
+      return *known->second;
     Operator& op = operators_.emplace_back();
     op.name = call.name();
     op.id = ids_.emplace(op.name, ids_.size()).first->second;
-    op.schema = call.operator_schema();
+    op.schema = std::move(schema);
+    if (!op.schema) without_schema_.emplace(op.name, &op);
     op.opaque = !op.schema || !op.name.starts_with("aten::");
     op.compiled = !op.schema && op.name.find("CompiledFunction") != std::string::npos;
     op.copies = op.name == "aten::_to_copy";
@@ -45,6 +51,7 @@ class Registry {
   std::mutex mutex_;
   std::deque<Operator> operators_;
   std::unordered_map<std::string, std::uint32_t> ids_;
+  std::unordered_map<std::string, const Operator*> without_schema_;
 };
 
 Registry& registry() {

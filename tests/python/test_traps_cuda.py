@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Traps of saved-tensor hooks, part four: streams, devices and memory of a GPU.
-
-That offsets past 2^31 elements do not overflow is tested in tests/core, on the kernels themselves.
-"""
+"""Traps of saved-tensor hooks, part four: streams, devices and memory of a GPU."""
 
 import backfold
 import pytest
@@ -112,6 +109,27 @@ def test_trap_29_another_device_than_the_current_one():
         (found,) = torch.autograd.grad(out, w)
         assert found.device == w.device and relative_error(found, x * 2) < 0.02
     torch.cuda.set_device(0)
+
+
+def check_more_than_int32_elements(device: str) -> None:
+    # An offset in 32 bits wraps, and the last elements are lost or taken from the beginning. The
+    # kernels' own tests at this size are in tests/core.
+    elements = 2**31 + 4096
+    w = torch.ones(1, device=device, dtype=torch.bfloat16, requires_grad=True)
+    mask = torch.ones(elements, device=device, dtype=torch.bool)
+    mask[-3] = False
+    with backfold.Controller(bits=None) as fold:
+        out = w.expand(elements).masked_fill(~mask, 0)[-64:].sum()
+        del mask
+    (site,) = (s for s in fold.report().to_dict()["sites"] if s["kind"] == "bits")
+    assert site["held_bytes"] == elements // 8
+    (found,) = torch.autograd.grad(out, w)
+    assert found.item() == 63
+
+
+@needs_gpu
+def test_trap_30_more_elements_than_32_bits_count():
+    check_more_than_int32_elements("cuda")
 
 
 @needs_gpu
