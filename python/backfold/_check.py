@@ -50,13 +50,11 @@ class CheckResult:
 
 @contextmanager
 def _untouched(tensors: list[torch.Tensor], parameters: list[torch.Tensor]) -> Iterator[None]:
-    """Gives back gradients, buffers and generators as they were."""
-    devices = sorted({tensor.device.index for tensor in parameters if tensor.is_cuda})
+    """Gives back gradients and buffers as they were."""
     gradients = [parameter.grad for parameter in parameters]
     copies = [tensor.detach().clone() for tensor in tensors]
     try:
-        with torch.random.fork_rng(devices=devices):
-            yield
+        yield
     finally:
         with torch.no_grad():
             for tensor, copy in zip(tensors, copies, strict=True):

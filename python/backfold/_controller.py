@@ -110,10 +110,10 @@ class Controller:
     def _list_model(self) -> None:
         modules = dict(self._model.named_modules()) if self._model is not None else {}
         kept = _kept_paths(modules, self._keep)
-        _require_kernels(_named_tensors(self._model))
+        tensors = _named_tensors(self._model)
+        _require_kernels(tensors)
         self._core.list_model(
-            [(module, path, path in kept) for path, module in modules.items()],
-            _named_tensors(self._model),
+            [(module, path, path in kept) for path, module in modules.items()], tensors
         )
 
     def __enter__(self) -> Controller:

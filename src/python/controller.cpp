@@ -73,8 +73,6 @@ class PyController {
   bool stale() { return controller_.state().unknown_modules; }
   std::int64_t steps() const { return controller_.steps(); }
   Report report() const { return controller_.report(); }
-  void set_seed(std::uint64_t seed) { controller_.state().options.seed = seed; }
-  std::uint64_t seed() { return controller_.state().options.seed; }
 
  private:
   Controller controller_;
@@ -128,8 +126,7 @@ void add_controller(py::module_& module) {
       .def("exit", &PyController::exit)
       .def("report", &PyController::report)
       .def_property_readonly("stale", &PyController::stale)
-      .def_property_readonly("steps", &PyController::steps)
-      .def_property("seed", &PyController::seed, &PyController::set_seed);
+      .def_property_readonly("steps", &PyController::steps);
 }
 
 }  // namespace backfold::python

@@ -49,7 +49,7 @@ PyTypeObject* make_saved_type() {
 // Other Python threads go on while a large tensor is packed on the CPU.
 bool is_long_work(const at::Tensor& tensor) {
   return tensor.layout() == at::kStrided && !tensor.is_nested() && tensor.is_cpu() &&
-         tensor.numel() > (1 << 18);
+         tensor.numel() > torch_layer::kLongWork;
 }
 
 bool has_attributes(PyObject* object) {

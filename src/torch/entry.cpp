@@ -54,14 +54,6 @@ void observe_region(const char* name) {
   if (current_entry) current_entry->region(name);
 }
 
-// Bytes held by the last step's sites.
-std::int64_t held_bytes(const State& state) {
-  std::int64_t held = 0;
-  for (const Site& site : state.sites->sites())
-    if (site.ledger.step == state.steps) held += site.ledger.held_bytes;
-  return held;
-}
-
 }  // namespace
 
 // What the CPU allocator gives and takes back on one thread, which it tells profilers.
@@ -109,8 +101,7 @@ Entry::~Entry() {
   if (allocations_) c10::ThreadLocalDebugInfo::_pop(c10::DebugInfoKind::PROFILER_STATE);
   if (saved_something_ && allocated_before_) {
     const std::int64_t now = allocations_ ? allocations_->net() : *allocated_bytes(state_->device);
-    const std::int64_t grown = now - *allocated_before_;
-    state_->unseen_bytes = std::max<std::int64_t>(0, grown - held_bytes(*state_));
+    state_->grown_bytes = now - *allocated_before_;
   }
   if (state_->options.observe_only) store_.judge_alive();
   state_->entered = false;
@@ -159,7 +150,7 @@ Saved Entry::save(const at::Tensor& tensor, const char* obstacle) {
   if (!saved_something_) {
     saved_something_ = true;
     ++state_->steps;
-    state_->unseen_bytes.reset();
+    state_->grown_bytes.reset();
   }
   return store_.save(tensor, site, demand, state_->steps, obstacle);
 }

@@ -30,11 +30,11 @@ struct State {
   std::vector<Parameter> parameters;                       // and buffers
   std::unordered_map<const void*, std::uint32_t> modules;  // paths, by the module's identity
   std::int64_t steps = 0;
-  std::optional<at::Device> device;          // whose allocator is asked what hooks do not see
-  std::optional<std::int64_t> unseen_bytes;  // of the last step
-  bool unknown_modules = false;              // one was called since the modules were listed
-  bool unplaced_sites = true;                // some were made while no module was watched
-  bool watches_modules = true;               // whether the next entry is told of modules
+  std::optional<at::Device> device;         // whose allocator is asked what hooks do not see
+  std::optional<std::int64_t> grown_bytes;  // allocated by the last step and not freed in it
+  bool unknown_modules = false;             // one was called since the modules were listed
+  bool unplaced_sites = true;               // some were made while no module was watched
+  bool watches_modules = true;              // whether the next entry is told of modules
   std::atomic<bool> entered{false};
   bool told_compiled = false;             // that graphs of torch.compile are not folded
   std::atomic<std::thread::id> thread{};  // of the entry

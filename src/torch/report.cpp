@@ -109,10 +109,11 @@ Report report_of(const State& state) {
   Report report;
   report.step = state.steps;
   report.folded = !state.options.observe_only;
-  report.unseen_bytes = state.unseen_bytes;
+  std::int64_t seen = 0;
   for (const Site& site : state.sites->sites()) {
     const Ledger& ledger = site.ledger;
     if (ledger.step != state.steps || ledger.saves == 0) continue;
+    seen += ledger.held_bytes;
     ReportRow row;
     row.module = state.sites->path(site.path).name;
     row.op = site.op->name;
@@ -143,6 +144,7 @@ Report report_of(const State& state) {
     }
     report.rows.push_back(std::move(row));
   }
+  if (state.grown_bytes) report.unseen_bytes = std::max<std::int64_t>(0, *state.grown_bytes - seen);
   std::sort(report.rows.begin(), report.rows.end(), [](const ReportRow& a, const ReportRow& b) {
     return std::tie(b.held_bytes, b.unique_bytes, b.saved_bytes, a.module, a.op, a.slot) <
            std::tie(a.held_bytes, a.unique_bytes, a.saved_bytes, b.module, b.op, b.slot);

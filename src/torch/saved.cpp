@@ -85,7 +85,7 @@ void Saved::check_reader() const {
 
 bool Saved::is_large_on_cpu() const {
   const auto* packet = std::get_if<std::shared_ptr<SharedPacket>>(&kept_);
-  return packet && *packet && !(*packet)->stream() && (*packet)->span().count > (1 << 18);
+  return packet && *packet && !(*packet)->stream() && (*packet)->span().count > kLongWork;
 }
 
 at::Tensor Saved::unpack() {

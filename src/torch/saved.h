@@ -17,6 +17,9 @@ namespace backfold::torch_layer {
 // Why a tensor is where it is: sites live as long as anything saved at them.
 using SitesAlive = std::shared_ptr<const SiteTable>;
 
+// Elements from which packing or unpacking is long work for the CPU.
+inline constexpr std::int64_t kLongWork = 1 << 18;
+
 class Saved {
  public:
   // A reference, geometry, or one of the objects that readers share.

@@ -86,6 +86,8 @@ Ledger& Store::book(Saving& saving) {
     ledger = Ledger{};
     ledger.step = saving.step;
   }
+  ledger.saves += 1;
+  ledger.saved_bytes += saving.bytes;
   return ledger;
 }
 
@@ -97,8 +99,6 @@ Saved Store::saved(Saving& saving, View view, Saved::Kept kept, bool for_reader_
 Saved Store::pass(Saving& saving, Kind kind, const char* reason) {
   Ledger& ledger = book(saving);
   const bool counted = kind != Kind::kParameter;
-  ledger.saves += 1;
-  ledger.saved_bytes += saving.bytes;
   ledger.unique_bytes += counted ? saving.bytes : 0;
   ledger.held_bytes += counted ? saving.bytes : 0;
   describe(ledger, kind, 0, reason, saving.bytes);
@@ -109,8 +109,6 @@ Saved Store::pass(Saving& saving, Kind kind, const char* reason) {
 
 Saved Store::keep_geometry(Saving& saving) {
   Ledger& ledger = book(saving);
-  ledger.saves += 1;
-  ledger.saved_bytes += saving.bytes;
   ledger.unique_bytes += saving.first ? saving.bytes : 0;
   describe(ledger, Kind::kGeometry, 0, saving.demand.reason, 0);
   return saved(saving, view_in_span(saving.tensor, saving.tensor.storage_offset()),
@@ -121,8 +119,6 @@ Saved Store::hold(Saving& saving, Entry& entry, Kind kind, const char* reason) {
   const std::uint32_t version = saving.tensor._version();
   Ledger& ledger = book(saving);
   const auto storage_bytes = static_cast<std::int64_t>(saving.tensor.storage().nbytes());
-  ledger.saves += 1;
-  ledger.saved_bytes += saving.bytes;
   ledger.unique_bytes += saving.first ? storage_bytes : 0;
   std::shared_ptr<Hold> hold = entry.hold.lock();
   if (hold && hold->version() == version) {
@@ -159,16 +155,10 @@ std::optional<Saved> Store::share(Saving& saving, Entry& entry) {
     } else if (!packet->span().contains(span) || packet->span().count > 4 * span.count) {
       continue;
     }
-    const bool values = saving.demand.reads != Reads::kPredicate;
-    if (!serves(*packet, saving.demand, bits)) {
-      if (values) packet->values_are_read();
-      continue;
-    }
-    if (values) packet->values_are_read();
+    if (saving.demand.reads != Reads::kPredicate) packet->values_are_read();
+    if (!serves(*packet, saving.demand, bits)) continue;
     if (packet->is_copy()) view = packet->packed_view();
     Ledger& ledger = book(saving);
-    ledger.saves += 1;
-    ledger.saved_bytes += saving.bytes;
     ledger.duplicate_bytes += saving.bytes;
     describe(ledger, Kind::kShared, bits, "served by the packet of an earlier save", 0);
     const auto* predicate = std::get_if<PredicateFormat>(&packet->format());
@@ -200,8 +190,6 @@ Saved Store::pack(Saving& saving, Entry& entry, const Treatment& treatment) {
   entry.packets.push_back(packet);
 
   Ledger& ledger = book(saving);
-  ledger.saves += 1;
-  ledger.saved_bytes += saving.bytes;
   ledger.unique_bytes += saving.first ? static_cast<std::int64_t>(tensor.storage().nbytes()) : 0;
   ledger.held_bytes += bytes;
   ledger.elements += count;
@@ -228,8 +216,6 @@ Saved Store::save(const at::Tensor& tensor, Site& site, const Demand& demand, st
   if (sites_->keeps(site)) return hold(saving, entry, Kind::kPassed, "named in keep=");
   if (entry.copy && entry.copy_version == tensor._version()) {
     Ledger& ledger = book(saving);
-    ledger.saves += 1;
-    ledger.saved_bytes += bytes;
     ledger.unique_bytes += saving.first ? bytes : 0;
     describe(ledger, Kind::kParameterCopy, 0, "made again from its parameter", 0);
     return saved(saving, view_in_span(tensor, 0), entry.copy, false);

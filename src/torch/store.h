@@ -76,6 +76,7 @@ class Store {
   std::optional<Saved> share(Saving& saving, Entry& entry);
   Saved pack(Saving& saving, Entry& entry, const Treatment& treatment);
   Key next_key(Site& site, std::int64_t step) const;
+  // The ledger of the step, with this save counted in it: once for each save.
   Ledger& book(Saving& saving);
   Saved saved(Saving& saving, View view, Saved::Kept kept, bool for_reader_only);
 

@@ -8,29 +8,10 @@ import types
 import backfold
 import pytest
 import torch
+from small_network import batch, equal, gradients, network
 from torch import nn
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-
-
-def network(device: str = "cpu", width: int = 64) -> nn.Sequential:
-    torch.manual_seed(0)
-    body = [nn.Linear(width, width), nn.GELU(), nn.Linear(width, width), nn.ReLU()]
-    return nn.Sequential(nn.Sequential(*body), nn.Linear(width, width)).to(device)
-
-
-def batch(device: str = "cpu", rows: int = 64) -> torch.Tensor:
-    return torch.randn(rows, 64, generator=torch.Generator().manual_seed(1)).to(device)
-
-
-def gradients(model: nn.Module, fold, x: torch.Tensor) -> list[torch.Tensor]:
-    with fold:
-        loss = model(x * 2).square().mean()
-    return list(torch.autograd.grad(loss, list(model.parameters())))
-
-
-def equal(a: list[torch.Tensor], b: list[torch.Tensor]) -> bool:
-    return all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
 
 
 def test_a_step_is_an_entry_in_which_something_was_saved(device):
