@@ -62,6 +62,7 @@ class SharedPacket {
   // `share`, decoded memory may be that of another reader.
   at::Tensor restore(const View& view, bool share);
 
+  Site& site() const { return site_; }
   const Format& format() const { return format_; }
   const Span& span() const { return span_; }
   bool is_copy() const { return original_.has_value(); }

@@ -2,6 +2,10 @@
 
 #include "torch/site.h"
 
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+
 namespace backfold::torch_layer {
 namespace {
 
@@ -42,6 +46,22 @@ const char* name_of(Kind kind) {
       return "raw";
     case Kind::kPassed:
       return "passed";
+  }
+  return "unknown";
+}
+
+const char* name_of(Sensitivity::Estimate estimate) {
+  switch (estimate) {
+    case Sensitivity::Estimate::kNone:
+      return "none";
+    case Sensitivity::Estimate::kRerun:
+      return "re-run";
+    case Sensitivity::Estimate::kClosedForm:
+      return "closed form";
+    case Sensitivity::Estimate::kSignalGain:
+      return "signal gain";
+    case Sensitivity::Estimate::kExact:
+      return "exact";
   }
   return "unknown";
 }
@@ -94,10 +114,73 @@ Site& SiteTable::site(std::uint32_t landmark, const Operator& op, int slot, int 
     const int arguments = static_cast<int>(op.slots.size());
     site->slot = slot < arguments ? op.slots[slot] : "result." + std::to_string(slot - arguments);
     site->occurrence = occurrence;
-    site->hash = hash_of(landmarks_[landmark].name + '/' + op.name + '/' + site->slot + '/' +
-                         std::to_string(occurrence));
+    site->name = landmarks_[landmark].name + '/' + op.name + '/' + site->slot + '/' +
+                 std::to_string(occurrence);
+    site->hash = hash_of(site->name);
+    by_name_.emplace(site->name, site);
+    if (const auto found = expected_.find(site->name); found != expected_.end())
+      apply(found->second, *site);
+    if (const auto found = expected_choices_.find(site->name); found != expected_choices_.end())
+      site->choice = found->second;
   }
   return *site;
+}
+
+void SiteTable::check_landmark(const std::string& site) const {
+  // Operators have no slash in their names, parameters may.
+  std::size_t end = site.rfind('/');
+  for (int i = 0; i < 2 && end != std::string::npos && end > 0; ++i) end = site.rfind('/', end - 1);
+  TORCH_CHECK_VALUE(end != std::string::npos, "\"", site, "\" is not the name of a site");
+  const std::string landmark = site.substr(0, end);
+  TORCH_CHECK_VALUE(landmark_names_.contains(landmark) || landmark.starts_with("parameter "),
+                    "the site \"", site,
+                    "\" belongs to another model: this one has no parameter \"", landmark, "\"");
+}
+
+void SiteTable::apply(const SiteRecord& record, Site& site) {
+  site.alive = record.alive;
+  site.sign = record.sign;
+  const auto root = by_name_.find(record.root);
+  site.root = root == by_name_.end() ? nullptr : root->second;
+  site.floor = record.floor;
+  site.tried = record.tried;
+  site.zero_exact = record.zero_exact;
+  site.last_step = record.last_step;
+  site.choice = record.choice;
+  site.sensitivity = record.sensitivity;
+  site.reference = record.reference;
+}
+
+std::vector<SiteRecord> SiteTable::records() const {
+  std::vector<SiteRecord> records;
+  for (const Site& site : sites_)
+    records.push_back({site.name, site.alive, site.sign, site.root ? site.root->name : "",
+                       site.floor, site.tried, site.zero_exact, site.last_step, site.choice,
+                       site.sensitivity, site.reference});
+  for (const auto& [name, record] : expected_)
+    if (!by_name_.contains(name)) records.push_back(record);
+  std::sort(records.begin(), records.end(),
+            [](const SiteRecord& a, const SiteRecord& b) { return a.name < b.name; });
+  return records;
+}
+
+void SiteTable::take(std::vector<SiteRecord> records) {
+  for (const SiteRecord& record : records) check_landmark(record.name);
+  for (SiteRecord& record : records) {
+    if (const auto found = by_name_.find(record.name); found != by_name_.end())
+      apply(record, *found->second);
+    const std::string name = record.name;
+    expected_[name] = std::move(record);
+  }
+}
+
+void SiteTable::take_choices(std::vector<std::pair<std::string, Choice>> choices) {
+  for (const auto& [name, choice] : choices) check_landmark(name);
+  for (const auto& [name, choice] : choices) {
+    if (const auto found = by_name_.find(name); found != by_name_.end())
+      found->second->choice = choice;
+    expected_choices_[name] = choice;
+  }
 }
 
 int Counts::next(std::uint64_t key) {

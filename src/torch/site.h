@@ -15,14 +15,17 @@
 #include <c10/util/SmallVector.h>
 #include <c10/util/flat_hash_map.h>
 
+#include <array>
 #include <atomic>
 #include <cstdint>
 #include <deque>
+#include <optional>
 #include <string>
 #include <unordered_map>
 #include <vector>
 
 #include "torch/calls.h"
+#include "torch/grouping.h"
 
 namespace backfold::torch_layer {
 
@@ -45,6 +48,15 @@ enum class Kind : std::uint8_t {
 
 const char* name_of(Kind kind);
 
+// What packets of the group quantizer take, whatever their width.
+struct Footprint {
+  std::int64_t elements = 0;
+  std::int64_t packets = 0;
+  std::int64_t element_bytes = 0;  // of the source
+  // For each of kGroupings; flat ones where a grouping is not for this shape.
+  std::array<std::int64_t, kGroupings.size()> groups{};
+};
+
 // What the saves of a site were, in one step.
 struct Ledger {
   std::int64_t step = -1;
@@ -57,8 +69,26 @@ struct Ledger {
   Kind kind = Kind::kPassed;         // of the save that holds most
   std::int64_t kind_bytes = -1;
   int bits = 0;
+  Grouping grouping;
   const char* reason = "";
+  Footprint lossy;  // of the packets whose width is a matter of choice
 };
+
+// The error energy that folding a site adds to the gradient of all parameters, by width.
+struct Sensitivity {
+  enum class Estimate : std::uint8_t {
+    kNone,
+    kRerun,       // the node was run again with a folded tensor, against forward tangents
+    kClosedForm,  // the same for the product with a weight, from row norms
+    kSignalGain,  // relative error times what the gradient itself does further on
+    kExact,       // whole passes with this tensor alone folded
+  };
+  Estimate estimate = Estimate::kNone;
+  Grouping grouping;                                   // that it was measured with
+  c10::SmallVector<std::pair<int, double>, 4> errors;  // width and energy, widths rising
+};
+
+const char* name_of(Sensitivity::Estimate estimate);
 
 struct Site {
   std::uint32_t path = 0;  // of the module, as last seen
@@ -66,12 +96,24 @@ struct Site {
   const Operator* op = nullptr;
   std::string slot;
   int occurrence = 0;
-  std::uint64_t hash = 0;  // of the name; the same in every run
+  std::string name;        // landmark/op/slot/occurrence; the same in every run
+  std::uint64_t hash = 0;  // of the name
 
   // Learned. Written by backward, whose threads are autograd's.
   std::atomic<bool> alive{false};  // at the last backward somebody else had the tensor, too
   enum class Sign : std::uint8_t { kUnknown, kOnlySign, kAlsoValues };
   std::atomic<Sign> sign{Sign::kUnknown};  // who reads a tensor whose sign is enough here
+
+  // Whose packet served the last save, if another's did.
+  Site* root = nullptr;
+  int floor = 0;  // fewest bits that this site and those it serves can do with
+
+  std::optional<Choice> choice;  // the plan's
+  Sensitivity sensitivity;
+  Footprint reference;          // of the largest step seen
+  bool tried = false;           // a plan was made that knew of this site
+  bool zero_exact = false;      // its packets keep zeros and signs
+  std::int64_t last_step = -1;  // that packed something here
 
   std::uint64_t draws = 0;  // packets made in the current step: each has its own random numbers
   std::int64_t draws_step = -1;
@@ -88,6 +130,20 @@ struct Path {
 struct Landmark {
   std::string name;
   std::uint32_t path = 0;  // of the module that owns it
+};
+
+// What a controller knows of a site and a later one may take over.
+struct SiteRecord {
+  std::string name;
+  bool alive = false;
+  Site::Sign sign = Site::Sign::kUnknown;
+  std::string root;  // its name; empty for a site that packs
+  int floor = 0;
+  bool tried = false, zero_exact = false;
+  std::int64_t last_step = -1;
+  std::optional<Choice> choice;
+  Sensitivity sensitivity;
+  Footprint reference;
 };
 
 class SiteTable {
@@ -110,6 +166,13 @@ class SiteTable {
   // `slot` is a position of the operator's arguments, or past them the ordinal of a result.
   Site& site(std::uint32_t landmark, const Operator& op, int slot, int occurrence);
   bool keeps(const Site& site) const { return paths_[site.path].keep; }
+  std::vector<SiteRecord> records() const;
+  // Gives sites what a record knows of them: now, or when they are first seen. Raises ValueError,
+  // having changed nothing, for a site at a parameter that this model does not have.
+  void take(std::vector<SiteRecord> records);
+  // The same for choices alone.
+  void take_choices(std::vector<std::pair<std::string, Choice>> choices);
+  std::deque<Site>& sites() { return sites_; }
   const std::deque<Site>& sites() const { return sites_; }
 
  private:
@@ -120,6 +183,12 @@ class SiteTable {
   ska::flat_hash_map<const void*, std::uint32_t> nameless_;
   std::deque<Site> sites_;
   ska::flat_hash_map<std::uint64_t, Site*> index_;
+  std::unordered_map<std::string, Site*> by_name_;
+  std::unordered_map<std::string, SiteRecord> expected_;  // of sites not yet seen
+  std::unordered_map<std::string, Choice> expected_choices_;
+
+  void check_landmark(const std::string& site) const;
+  void apply(const SiteRecord& record, Site& site);
 };
 
 // How often something happened, by kind. For few kinds at a time.

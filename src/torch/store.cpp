@@ -27,12 +27,23 @@ std::uint64_t scramble(std::uint64_t x) {
 }
 
 // The kind of a site in a report is that of the save that holds most.
-void describe(Ledger& ledger, Kind kind, int bits, const char* reason, std::int64_t held) {
+void describe(Ledger& ledger, Kind kind, int bits, const char* reason, std::int64_t held,
+              const Grouping& grouping = {}) {
   if (held <= ledger.kind_bytes) return;
   ledger.kind = kind;
+  ledger.grouping = grouping;
   ledger.bits = bits;
   ledger.reason = reason;
   ledger.kind_bytes = held;
+}
+
+void count_lossy(Ledger& ledger, const at::Tensor& tensor, std::int64_t count) {
+  const auto groups = groups_of(tensor);
+  ledger.lossy.elements += count;
+  ledger.lossy.packets += 1;
+  ledger.lossy.element_bytes = static_cast<std::int64_t>(tensor.element_size());
+  for (std::size_t i = 0; i < groups.size(); ++i)
+    ledger.lossy.groups[i] += groups[i] > 0 ? groups[i] : groups[0];
 }
 
 bool same(const View& a, const View& b) {
@@ -68,6 +79,13 @@ bool Store::is_parameter(const at::Tensor& tensor) const {
   if (!tensor.is_view()) return false;
   const at::TensorBase& base = tensor._base();
   return base.is_leaf() && base.requires_grad();
+}
+
+std::optional<Choice> Store::choice_for(const Site& site) const {
+  if (!site.choice && !options_.bits) return std::nullopt;
+  Choice choice = site.choice ? *site.choice : Choice{*options_.bits, {}};
+  if (options_.adaptive) choice.bits = std::max(choice.bits, site.floor);
+  return choice;
 }
 
 Key Store::next_key(Site& site, std::int64_t step) const {
@@ -139,11 +157,14 @@ std::optional<Saved> Store::share(Saving& saving, Entry& entry) {
   const at::Tensor& tensor = saving.tensor;
   const std::uint32_t version = tensor._version();
   if (const auto hold = entry.hold.lock(); hold && hold->version() == version) {
-    const bool needed = saving.demand.reads == Reads::kExactly || !options_.bits;
+    const bool needed = saving.demand.reads == Reads::kExactly || !choice_for(saving.site);
     return this->hold(saving, entry, needed ? Kind::kRaw : Kind::kAlive, "");
   }
   const Span span = span_of(tensor);
-  const int bits = options_.bits ? std::max(*options_.bits, saving.demand.bits) : 0;
+  const std::optional<Choice> choice = choice_for(saving.site);
+  const int bits = !choice             ? 0
+                   : options_.adaptive ? std::max(1, saving.demand.bits)
+                                       : std::max(choice->bits, saving.demand.bits);
   for (const auto& known : entry.packets) {
     const auto packet = known.lock();
     if (!packet || packet->version() != version || packet->type() != tensor.scalar_type() ||
@@ -156,7 +177,14 @@ std::optional<Saved> Store::share(Saving& saving, Entry& entry) {
       continue;
     }
     if (saving.demand.reads != Reads::kPredicate) packet->values_are_read();
-    if (!serves(*packet, saving.demand, bits)) continue;
+    if (!serves(*packet, saving.demand, bits)) {
+      if (options_.adaptive) packet->site().floor = std::max(packet->site().floor, bits);
+      continue;
+    }
+    if (std::holds_alternative<GroupFormat>(packet->format())) {
+      saving.site.root = &packet->site();
+      packet->site().floor = std::max(packet->site().floor, saving.demand.bits);
+    }
     if (packet->is_copy()) view = packet->packed_view();
     Ledger& ledger = book(saving);
     ledger.duplicate_bytes += saving.bytes;
@@ -193,7 +221,15 @@ Saved Store::pack(Saving& saving, Entry& entry, const Treatment& treatment) {
   ledger.unique_bytes += saving.first ? static_cast<std::int64_t>(tensor.storage().nbytes()) : 0;
   ledger.held_bytes += bytes;
   ledger.elements += count;
-  describe(ledger, treatment.kind, code_bits(format), treatment.reason, bytes);
+  describe(ledger, treatment.kind, code_bits(format), treatment.reason, bytes,
+           choice_for(saving.site).value_or(Choice{}).grouping);
+  if (std::holds_alternative<GroupFormat>(format)) {
+    saving.site.root = nullptr;
+    saving.site.zero_exact = treatment.kind == Kind::kZeroExact;
+    saving.site.last_step = saving.step;
+    saving.site.floor = std::max(saving.site.floor, saving.demand.bits);
+    count_lossy(ledger, tensor, count);
+  }
   return saved(saving, packet->packed_view(), packet, treatment.kind == Kind::kPredicate);
 }
 
@@ -230,8 +266,16 @@ Saved Store::save(const at::Tensor& tensor, Site& site, const Demand& demand, st
   if (auto shared = share(saving, entry)) return std::move(*shared);
   if (site.alive) return hold(saving, entry, Kind::kAlive, "somebody else keeps it");
 
-  const Treatment treatment = choose(tensor, demand, site.sign, options_.bits);
-  if (!treatment.format) return hold(saving, entry, treatment.kind, treatment.reason);
+  const Treatment treatment = choose(tensor, demand, site.sign, choice_for(site));
+  if (!treatment.format) {
+    Saved held = hold(saving, entry, treatment.kind, treatment.reason);
+    if (treatment.by_choice) {
+      site.root = nullptr;
+      site.last_step = step;
+      count_lossy(site.ledger, tensor, tensor.numel());
+    }
+    return held;
+  }
   try {
     return pack(saving, entry, treatment);
   } catch (const c10::Error& error) {

@@ -24,7 +24,8 @@
 namespace backfold::torch_layer {
 
 struct StoreOptions {
-  std::optional<int> bits;     // none: only what is exact
+  std::optional<int> bits;     // where no plan says otherwise; none: only what is exact
+  bool adaptive = false;       // widths are the plan's: readers take what they find
   std::int64_t min_bytes = 0;  // smaller tensors are passed through
   std::uint64_t seed = 0;
   bool observe_only = false;  // pack nothing, count everything
@@ -75,6 +76,7 @@ class Store {
   Saved keep_geometry(Saving& saving);
   std::optional<Saved> share(Saving& saving, Entry& entry);
   Saved pack(Saving& saving, Entry& entry, const Treatment& treatment);
+  std::optional<Choice> choice_for(const Site& site) const;
   Key next_key(Site& site, std::int64_t step) const;
   // The ledger of the step, with this save counted in it: once for each save.
   Ledger& book(Saving& saving);

@@ -2,8 +2,12 @@
 
 #include "torch/treatment.h"
 
+#include <algorithm>
+
 namespace backfold::torch_layer {
 namespace {
+
+constexpr const char* kPlanned = "the plan keeps it";
 
 Treatment for_integers(ElementType type, const Demand& demand) {
   const NarrowFormat format{.type = type,
@@ -19,16 +23,17 @@ Treatment for_integers(ElementType type, const Demand& demand) {
 // One comparison per element is all that is read here. Where a sign is, and somebody else reads the
 // values, one zero-exact packet serves both; until it is known whether somebody does, it is
 // assumed.
-Treatment for_predicate(ElementType type, const Demand& demand, Site::Sign sign,
-                        const std::optional<int>& bits) {
+Treatment for_predicate(const at::Tensor& tensor, ElementType type, const Demand& demand,
+                        Site::Sign sign, const std::optional<Choice>& choice) {
   if (demand.rule->sign_of_nonnegative) {
-    if (sign != Site::Sign::kOnlySign && bits && *bits >= 2) {
+    if (choice && choice->bits == kRawBits && sign == Site::Sign::kAlsoValues)
+      return {Kind::kRaw, kPlanned, {}, true};
+    if (sign != Site::Sign::kOnlySign && choice && choice->bits >= 2 && choice->bits <= 16) {
       const char* reason = sign == Site::Sign::kUnknown ? "sign and values, until known better"
                                                         : "sign and values in one packet";
-      return {Kind::kZeroExact, reason,
-              GroupFormat{.type = type, .bits = *bits, .zero_exact = true}};
+      return {Kind::kZeroExact, reason, group_format(tensor, type, *choice, true)};
     }
-    if (sign == Site::Sign::kAlsoValues && !bits)
+    if (sign == Site::Sign::kAlsoValues && !choice)
       return {Kind::kRaw, "its values are kept anyway", {}};
   }
   PredicateFormat format = demand.predicate;
@@ -90,18 +95,20 @@ bool serves(const SharedPacket& packet, const Demand& demand, int bits) {
 }
 
 Treatment choose(const at::Tensor& tensor, const Demand& demand, Site::Sign sign,
-                 const std::optional<int>& bits) {
+                 const std::optional<Choice>& choice) {
   const ElementType type = *element_type(tensor.scalar_type());
   if (type == ElementType::kBool)
     return {Kind::kBits, demand.reason, PredicateFormat{.type = type}};
   if (type > ElementType::kF64) return for_integers(type, demand);
-  if (demand.reads == Reads::kPredicate) return for_predicate(type, demand, sign, bits);
+  if (demand.reads == Reads::kPredicate) return for_predicate(tensor, type, demand, sign, choice);
   if (demand.reads == Reads::kExactly) return {Kind::kRaw, demand.reason, {}};
   if (is_two_valued(type, tensor))
     return {Kind::kMask, "it holds zero and one other value", MaskFormat{.type = type}};
-  if (!bits) return {Kind::kRaw, "bits=None folds only what is exact", {}};
-  return {Kind::kLossy, demand.reason,
-          GroupFormat{.type = type, .bits = std::max(*bits, demand.bits)}};
+  if (!choice) return {Kind::kRaw, "bits=None folds only what is exact", {}};
+  if (choice->bits == kRawBits) return {Kind::kRaw, kPlanned, {}, true};
+  Choice wanted = *choice;
+  wanted.bits = std::max(wanted.bits, demand.bits);
+  return {Kind::kLossy, demand.reason, group_format(tensor, type, wanted, false)};
 }
 
 }  // namespace backfold::torch_layer

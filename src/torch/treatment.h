@@ -20,6 +20,7 @@ struct Treatment {
   Kind kind = Kind::kPassed;
   const char* reason = "";
   std::optional<Format> format;  // without a count; none: by reference
+  bool by_choice = false;        // whether other widths could have been chosen
 };
 
 // Why a tensor cannot be packed, whatever its site; null where it can.
@@ -31,9 +32,9 @@ std::int64_t saved_bytes(const at::Tensor& tensor);
 // Whether a packet answers a demand for at least `bits` bits, where values are read.
 bool serves(const SharedPacket& packet, const Demand& demand, int bits);
 
-// For a tensor without obstacles, of a type that has a codec. `bits` none: only what is exact.
+// For a tensor without obstacles, of a type that has a codec. No `choice`: only what is exact.
 Treatment choose(const at::Tensor& tensor, const Demand& demand, Site::Sign sign,
-                 const std::optional<int>& bits);
+                 const std::optional<Choice>& choice);
 
 }  // namespace backfold::torch_layer
 

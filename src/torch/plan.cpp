@@ -1,0 +1,264 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "torch/plan.h"
+
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <vector>
+
+#include "backfold/planner.h"
+
+namespace backfold::torch_layer {
+namespace {
+
+// Sites that no step saved to for so long are gone.
+constexpr std::int64_t kForgotten = 1000;
+
+// Sites that share a packet, and what is known of them together.
+struct Bundle {
+  Site* root = nullptr;
+  std::vector<Site*> riders;
+  int floor = 1;
+  bool measured = false;
+
+  double error(int bits) const {
+    double sum = error_at(root->sensitivity, bits);
+    for (const Site* rider : riders) sum += error_at(rider->sensitivity, bits);
+    return sum;
+  }
+  Grouping grouping() const {
+    for (const Site* rider : riders)
+      if (root->sensitivity.errors.empty() && !rider->sensitivity.errors.empty())
+        return rider->sensitivity.grouping;
+    return root->sensitivity.grouping;
+  }
+};
+
+bool is_current(const Site& site, std::int64_t step) {
+  return site.reference.elements > 0 && !site.alive && site.last_step > step - kForgotten;
+}
+
+std::vector<Bundle> bundles_of(SiteTable& sites, std::int64_t step) {
+  std::map<const Site*, std::size_t> index;
+  std::vector<Bundle> bundles;
+  for (Site& site : sites.sites()) {
+    if (site.root || !is_current(site, step)) continue;
+    index.emplace(&site, bundles.size());
+    Bundle bundle;
+    bundle.root = &site;
+    bundle.floor = std::max(1, site.floor);
+    if (site.zero_exact) bundle.floor = std::max(bundle.floor, 2);
+    bundle.measured = !site.sensitivity.errors.empty();
+    bundles.push_back(std::move(bundle));
+  }
+  for (Site& site : sites.sites()) {
+    const auto found = index.find(site.root);
+    if (!site.root || found == index.end()) continue;
+    Bundle& bundle = bundles[found->second];
+    bundle.riders.push_back(&site);
+    bundle.floor = std::max(bundle.floor, site.floor);
+    bundle.measured |= !site.sensitivity.errors.empty();
+  }
+  // The order in which sites were first seen must not matter.
+  std::sort(bundles.begin(), bundles.end(),
+            [](const Bundle& a, const Bundle& b) { return a.root->name < b.root->name; });
+  return bundles;
+}
+
+std::int64_t bytes_at(const Footprint& reference, int bits, const Grouping& grouping) {
+  if (bits == kRawBits) return reference.elements * reference.element_bytes;
+  const auto which = std::find(kGroupings.begin(), kGroupings.end(), grouping) - kGroupings.begin();
+  return bytes_of_groups(bits, reference.groups[static_cast<std::size_t>(which)],
+                         reference.packets);
+}
+
+// What one option costs, in the unit of the target.
+std::int64_t cost_at(const Target& target, const Footprint& reference, int bits,
+                     const Grouping& grouping) {
+  if (target.kind != Target::Kind::kBits) return bytes_at(reference, bits, grouping);
+  return reference.elements * bits;
+}
+
+std::vector<int> widths_for(const Target& target, const Bundle& bundle) {
+  std::vector<int> widths;
+  for (const int width : kWidths)
+    if (width >= bundle.floor && width < 8 * bundle.root->reference.element_bytes)
+      widths.push_back(width);
+  // A mean of code widths has no place for tensors without codes.
+  if (target.kind != Target::Kind::kBits || widths.empty()) widths.push_back(kRawBits);
+  return widths;
+}
+
+std::int64_t allowance(const Target& target, const StepReference& reference,
+                       const std::vector<Bundle>& bundles) {
+  switch (target.kind) {
+    case Target::Kind::kBits: {
+      double elements = 0;
+      for (const Bundle& bundle : bundles)
+        elements += static_cast<double>(bundle.root->reference.elements);
+      return static_cast<std::int64_t>(target.value * elements);
+    }
+    case Target::Kind::kRatio:
+      return static_cast<std::int64_t>(static_cast<double>(reference.unique_bytes) / target.value) -
+             reference.fixed_bytes;
+    case Target::Kind::kBudget:
+      return static_cast<std::int64_t>(target.value) - reference.fixed_bytes;
+  }
+  return 0;
+}
+
+std::string mebibytes(double bytes) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.2f MiB", bytes / (1 << 20));
+  return text;
+}
+
+// The sites that hold most of what no width can change.
+std::string largest_fixed(const SiteTable& sites, std::int64_t step) {
+  std::vector<const Site*> fixed;
+  for (const Site& site : sites.sites())
+    if (site.ledger.step == step && site.ledger.lossy.elements == 0 && site.ledger.held_bytes > 0 &&
+        site.ledger.kind != Kind::kParameter)
+      fixed.push_back(&site);
+  std::sort(fixed.begin(), fixed.end(), [](const Site* a, const Site* b) {
+    return a->ledger.held_bytes > b->ledger.held_bytes;
+  });
+  std::string names;
+  for (std::size_t i = 0; i < fixed.size() && i < 3; ++i)
+    names += (i ? ", " : "") + fixed[i]->name + " (" +
+             mebibytes(static_cast<double>(fixed[i]->ledger.held_bytes)) + ")";
+  return names;
+}
+
+[[noreturn]] void refuse(const SiteTable& sites, const StepReference& reference,
+                         const Target& target, std::int64_t least, std::int64_t step) {
+  const double held = static_cast<double>(reference.fixed_bytes + least);
+  const std::string fixed = largest_fixed(sites, step);
+  const std::string holds = mebibytes(static_cast<double>(reference.fixed_bytes)) +
+                            " of it tensors that stay as they are" +
+                            (fixed.empty() ? "" : ", the largest " + fixed);
+  if (target.kind == Target::Kind::kRatio)
+    TORCH_CHECK_VALUE(false, "ratio=", target.value, " cannot be reached: the most possible is ",
+                      static_cast<double>(reference.unique_bytes) / held, ", as ", mebibytes(held),
+                      " are held at the fewest bits, ", holds);
+  TORCH_CHECK_VALUE(false, "budget=", static_cast<std::int64_t>(target.value),
+                    " bytes cannot be kept: the least possible is ",
+                    static_cast<std::int64_t>(held), " bytes (", mebibytes(held), "), ", holds);
+}
+
+}  // namespace
+
+double error_at(const Sensitivity& sensitivity, int bits) {
+  const auto& table = sensitivity.errors;
+  if (table.empty() || bits == kRawBits) return 0;
+  const auto steps = [](int width) { return std::exp2(width) - 1; };
+  const auto scaled = [&](const std::pair<int, double>& entry) {
+    const double ratio = steps(entry.first) / steps(bits);
+    return entry.second * ratio * ratio;
+  };
+  if (bits <= table.front().first) return scaled(table.front());
+  for (std::size_t i = 1; i < table.size(); ++i) {
+    const auto& [low, at_low] = table[i - 1];
+    const auto& [high, at_high] = table[i];
+    if (bits > high) continue;
+    if (at_low <= 0 || at_high <= 0) return std::max(at_low, at_high);
+    const double along = std::log(steps(bits) / steps(low)) / std::log(steps(high) / steps(low));
+    return at_low * std::pow(at_high / at_low, along);
+  }
+  return scaled(table.back());
+}
+
+int uniform_width(const SiteTable& sites, const StepReference& reference, const Target& target,
+                  std::int64_t step) {
+  const auto at_most = [](double width) {
+    int best = kWidths.front();
+    for (const int one : kWidths)
+      if (one <= width) best = one;
+    return best;
+  };
+  if (target.kind == Target::Kind::kBits) return at_most(target.value);
+  if (reference.saved_bytes == 0)
+    return target.kind == Target::Kind::kRatio ? at_most(32 / target.value - 0.25) : 2;
+  const std::vector<Bundle> bundles = bundles_of(const_cast<SiteTable&>(sites), step);
+  const std::int64_t allowed = allowance(target, reference, bundles);
+  int best = 0;
+  std::int64_t least = 0;
+  for (const int width : kWidths) {
+    std::int64_t bytes = 0;
+    for (const Bundle& bundle : bundles) {
+      const std::vector<int> widths = widths_for(target, bundle);
+      const int one = *std::find_if(widths.begin(), widths.end() - 1,
+                                    [&](int candidate) { return candidate >= width; });
+      bytes += bytes_at(bundle.root->reference, one, {});
+    }
+    if (width == kWidths.front()) least = bytes;
+    if (bytes <= allowed) best = width;
+  }
+  if (best == 0) refuse(sites, reference, target, least, step);
+  return best;
+}
+
+PlanSummary make_plan(SiteTable& sites, const StepReference& reference, const Target& target,
+                      std::int64_t step) {
+  const std::vector<Bundle> bundles = bundles_of(sites, step);
+  const int uniform = uniform_width(sites, reference, target, step);
+  std::vector<PlanSite> menus;
+  std::vector<std::vector<int>> widths;
+  std::int64_t least = 0;
+  double uniform_error = 0;
+  for (const Bundle& bundle : bundles) {
+    std::vector<int> allowed = widths_for(target, bundle);
+    const int at_uniform = *std::find_if(allowed.begin(), allowed.end() - 1,
+                                         [&](int width) { return width >= uniform; });
+    uniform_error += bundle.error(at_uniform);
+    if (!bundle.measured) allowed = {at_uniform};
+    PlanSite menu;
+    for (const int width : allowed)
+      menu.options.push_back(
+          {cost_at(target, bundle.root->reference, width, bundle.grouping()), bundle.error(width)});
+    least += std::min_element(menu.options.begin(), menu.options.end(),
+                              [](const auto& a, const auto& b) { return a.bytes < b.bytes; })
+                 ->bytes;
+    menus.push_back(std::move(menu));
+    widths.push_back(std::move(allowed));
+  }
+  std::int64_t allowed = allowance(target, reference, bundles);
+  if (target.kind == Target::Kind::kBits) allowed = std::max(allowed, least);
+  if (least > allowed) refuse(sites, reference, target, least, step);
+  Plan plan;
+  const Status status = backfold::make_plan(menus, allowed, &plan);
+  TORCH_CHECK(status.ok(), "backfold: ", status.message());
+
+  PlanSummary summary{.step = step,
+                      .held_bytes = reference.fixed_bytes,
+                      .error = plan.error,
+                      .uniform_error = uniform_error};
+  double elements = 0, bits = 0;
+  for (std::size_t i = 0; i < bundles.size(); ++i) {
+    const Bundle& bundle = bundles[i];
+    const int width = widths[i][static_cast<std::size_t>(plan.choice[i])];
+    const Choice choice{width, bundle.grouping()};
+    bundle.root->choice = choice;
+    for (Site* rider : bundle.riders) rider->choice = choice;
+    summary.sites += bundle.measured;
+    const Footprint& footprint = bundle.root->reference;
+    summary.held_bytes += bytes_at(footprint, width, choice.grouping);
+    elements += static_cast<double>(footprint.elements);
+    bits += static_cast<double>(footprint.elements) *
+            static_cast<double>(width == kRawBits ? 8 * footprint.element_bytes : width);
+    bundle.root->tried = true;
+  }
+  summary.mean_bits = elements > 0 ? bits / elements : 0;
+  return summary;
+}
+
+bool has_unknown_sites(const SiteTable& sites, std::int64_t step) {
+  return std::any_of(sites.sites().begin(), sites.sites().end(), [step](const Site& site) {
+    return !site.root && !site.tried && site.ledger.step == step && site.ledger.lossy.elements > 0;
+  });
+}
+
+}  // namespace backfold::torch_layer
