@@ -28,20 +28,29 @@ endif()
 message(STATUS "Backfold: torch ${BACKFOLD_TORCH_VERSION}")
 
 add_library(backfold_torch SHARED
+  src/torch/blocks.cpp
+  src/torch/calibrate.cpp
   src/torch/calls.cpp
+  src/torch/closed_form.cpp
   src/torch/codec.cpp
   src/torch/controller.cpp
   src/torch/demand.cpp
+  src/torch/effect.cpp
   src/torch/entry.cpp
   src/torch/exact_ops.cpp
   src/torch/exact_ops_geometry.cpp
   src/torch/exact_ops_indices.cpp
   src/torch/exact_ops_predicates.cpp
   src/torch/exact_ops_values.cpp
+  src/torch/gains.cpp
   src/torch/geometry.cpp
+  src/torch/grouping.cpp
   src/torch/hooks.cpp
+  src/torch/node_name.cpp
   src/torch/ops.cpp
   src/torch/packet.cpp
+  src/torch/plan.cpp
+  src/torch/probe.cpp
   src/torch/report.cpp
   src/torch/saved.cpp
   src/torch/shared_packet.cpp
@@ -77,7 +86,8 @@ target_link_options(backfold_torch PRIVATE -Wl,--exclude-libs,libcudart_static.a
 Python_add_library(_C MODULE WITH_SOABI
   src/python/binding.cpp
   src/python/controller.cpp
-  src/python/hooks.cpp)
+  src/python/hooks.cpp
+  src/python/state.cpp)
 target_compile_options(_C PRIVATE -Wall -Wextra)
 target_compile_definitions(_C PRIVATE TORCH_EXTENSION_NAME=_C)
 target_link_libraries(_C PRIVATE backfold_torch ${torch_folder}/lib/libtorch_python.so)

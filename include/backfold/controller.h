@@ -23,6 +23,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -41,11 +42,17 @@ class Entry;
 struct State;
 }  // namespace torch_layer
 
+// What is to be kept: one of `bits`, `ratio` and `budget`; the others stay as they are here.
 struct ControllerOptions {
-  std::optional<int> bits = 4;      // of a code; none folds only what is exact
-  std::vector<std::string> keep;    // parts (shell patterns) whose tensors stay as they are
-  std::int64_t min_bytes = 16'384;  // smaller tensors stay as they are
-  std::uint64_t seed = 0;           // of stochastic rounding; torch's generators are not touched
+  // Mean width of a code over the elements of lossy tensors, from 1 to 16; none folds only what is
+  // exact. Without a plan every tensor gets the next width below.
+  std::optional<double> bits = 4;
+  std::optional<double> ratio;         // what autograd alone would keep, by what is held
+  std::optional<std::int64_t> budget;  // bytes held at the end of a scope
+  bool adaptive = true;                // false: one width everywhere, which `bits` names
+  std::vector<std::string> keep;       // parts (shell patterns) whose tensors stay as they are
+  std::int64_t min_bytes = 16'384;     // smaller tensors stay as they are
+  std::uint64_t seed = 0;              // of stochastic rounding; torch's generators are not touched
 };
 
 class Controller {
@@ -69,6 +76,12 @@ class Controller {
   explicit Controller(const torch::nn::Module& model, ControllerOptions options = {});
   ~Controller();
 
+  // Measures how much folding each tensor would add to the gradient, and plans widths by it. `step`
+  // runs forward and backward; it is called twice, outside of any scope, and before the first scope
+  // once more. Parameters, gradients, buffers and generators are what they were. Raises ValueError
+  // where no plan meets the budget, or where `step` does not run backward.
+  void calibrate(const std::function<void()>& step);
+
   // Raises RuntimeError if this controller is entered already, here or on another thread.
   [[nodiscard]] Scope enter();
 
@@ -80,6 +93,7 @@ class Controller {
 
   // For the layers above.
   torch_layer::State& state() { return *state_; }
+  const std::shared_ptr<torch_layer::State>& shared_state() { return state_; }
 
  private:
   std::shared_ptr<torch_layer::State> state_;

@@ -26,7 +26,20 @@ struct ReportRow {
   std::string kind;                  // "lossy", "predicate", "alive", ...; of the largest save
   int bits = 0;                      // of a code
   double stored_bits = 0;            // per element, headers included
+  std::string layout;                // of the groups: "flat", "rotated", "strided 1", "strided 2"
+  std::string estimate;              // how its sensitivity was found: "re-run", "closed form", ...
+  double error = 0;                  // energy that it is expected to add to the gradient
   std::string reason;
+};
+
+// What the last plan expects.
+struct ReportPlan {
+  std::int64_t step = 0;        // after which it was made
+  std::int64_t sites = 0;       // that were measured
+  std::int64_t held_bytes = 0;  // of the largest step
+  double mean_bits = 0;         // of a code, over the elements of lossy tensors
+  double error = 0;             // energy added to the gradient
+  double uniform_error = 0;     // the same with one width everywhere that takes no more
 };
 
 struct Report {
@@ -37,6 +50,7 @@ struct Report {
   // Allocated between the beginning and the end of the block, beyond what is held: tensors that
   // autograd does not show (attributes of a custom function's ctx), and results that live on.
   std::optional<std::int64_t> unseen_bytes;
+  std::optional<ReportPlan> plan;
   std::vector<ReportRow> rows;  // largest first
 
   // A table that fits a terminal, by module and operator. At most `rows` lines; 0 means all.

@@ -2,7 +2,11 @@
 
 #include "python/controller.h"
 
+#include <pybind11/functional.h>
+
 #include "backfold/controller.h"
+#include "python/state.h"
+#include "torch/calibrate.h"
 #include "torch/entry.h"
 
 namespace backfold::python {
@@ -10,13 +14,26 @@ namespace {
 
 namespace py = pybind11;
 
+ControllerOptions options_of(const std::string& kind, double value, bool adaptive,
+                             std::int64_t min_bytes, std::uint64_t seed) {
+  ControllerOptions options;
+  options.bits.reset();
+  if (kind == "bits") options.bits = value;
+  if (kind == "ratio") options.ratio = value;
+  if (kind == "budget") options.budget = static_cast<std::int64_t>(value);
+  options.adaptive = adaptive;
+  options.min_bytes = min_bytes;
+  options.seed = seed;
+  return options;
+}
+
 // A controller whose block is entered and left by two calls.
 class PyController {
  public:
-  PyController(std::optional<int> bits, std::int64_t min_bytes, std::uint64_t seed,
-               bool observe_only)
-      : controller_(
-            ControllerOptions{.bits = bits, .keep = {}, .min_bytes = min_bytes, .seed = seed}) {
+  // `kind` is "bits", "ratio" or "budget", or "exact" without a value.
+  PyController(const std::string& kind, double value, bool adaptive, std::int64_t min_bytes,
+               std::uint64_t seed, bool observe_only)
+      : controller_(options_of(kind, value, adaptive, min_bytes, seed)) {
     controller_.state().options.observe_only = observe_only;
   }
 
@@ -68,7 +85,46 @@ class PyController {
                 "a controller's block must end on the thread that entered it, after the blocks "
                 "inside it");
     scope_.reset();
+    auto& state = controller_.state();
+    if (state.probe) state.own_probe = std::exchange(state.probe, nullptr);
   }
+
+  // Measures every site that `step` saves to. Returns how many there were.
+  int calibrate(const std::function<void()>& step, const std::vector<at::Tensor>& leaves,
+                double scale, bool exactly) {
+    const auto measure = exactly ? torch_layer::calibrate_exactly : torch_layer::calibrate;
+    return measure(controller_.shared_state(), step, {leaves, scale});
+  }
+  void replan() { torch_layer::replan(controller_.state()); }
+
+  // A probe that goes along with the next step. What runs inside the model it leaves out.
+  void begin_own_probe() {
+    auto& state = controller_.state();
+    state.probe = std::make_shared<torch_layer::Probe>(state.options.seed, 0);
+    state.probe->begin(torch_layer::Probe::Pass::kUsersOwn);
+    state.inside_model = false;
+  }
+  void inside_model(bool inside) { controller_.state().inside_model = inside; }
+  // After the step's backward. `rest` is the signal gain of what it left out.
+  int finish_own_probe(double rest) {
+    const auto probe = std::exchange(controller_.state().own_probe, nullptr);
+    return probe && probe->backward_began() ? probe->finish(1, rest) : 0;
+  }
+
+  bool own_probe_ran() {
+    const auto& probe = controller_.state().own_probe;
+    return !probe || probe->backward_began();
+  }
+
+  bool has_unknown_sites() {
+    const auto& state = controller_.state();
+    return state.plan && torch_layer::has_unknown_sites(*state.sites, state.steps);
+  }
+  bool planned() { return controller_.state().plan.has_value(); }
+  py::dict state() { return state_as_dict(controller_.state()); }
+  void load_state(const py::dict& dict) { take_state(controller_.state(), dict); }
+  py::dict plan() { return plan_as_dict(controller_.state()); }
+  void load_plan(const py::dict& dict) { take_plan(controller_.state(), dict); }
 
   bool stale() { return controller_.state().unknown_modules; }
   std::int64_t steps() const { return controller_.steps(); }
@@ -96,7 +152,21 @@ py::dict row_as_dict(const ReportRow& row) {
   dict["kind"] = row.kind;
   dict["bits"] = row.bits;
   dict["stored_bits"] = row.stored_bits;
+  dict["layout"] = row.layout;
+  dict["estimate"] = row.estimate;
+  dict["error"] = row.error;
   dict["reason"] = row.reason;
+  return dict;
+}
+
+py::dict as_dict(const ReportPlan& plan) {
+  py::dict dict;
+  dict["step"] = plan.step;
+  dict["sites"] = plan.sites;
+  dict["held_bytes"] = plan.held_bytes;
+  dict["mean_bits"] = plan.mean_bits;
+  dict["error"] = plan.error;
+  dict["uniform_error"] = plan.uniform_error;
   return dict;
 }
 
@@ -108,6 +178,8 @@ py::dict as_dict(const Report& report) {
   dict["held_bytes"] = report.held_bytes;
   dict["alive_bytes"] = report.alive_bytes;
   dict["unseen_bytes"] = report.unseen_bytes;
+  dict["plan"] = py::none();
+  if (report.plan) dict["plan"] = as_dict(*report.plan);
   py::list sites;
   for (const ReportRow& row : report.rows) sites.append(row_as_dict(row));
   dict["sites"] = sites;
@@ -117,14 +189,28 @@ py::dict as_dict(const Report& report) {
 }  // namespace
 
 void add_controller(py::module_& module) {
-  py::class_<Report>(module, "Report").def("text", &Report::text).def("to_dict", &as_dict);
+  py::class_<Report>(module, "Report")
+      .def("text", &Report::text)
+      .def("to_dict", [](const Report& report) { return as_dict(report); });
   py::class_<PyController>(module, "Controller")
-      .def(py::init<std::optional<int>, std::int64_t, std::uint64_t, bool>())
+      .def(py::init<const std::string&, double, bool, std::int64_t, std::uint64_t, bool>())
       .def("list_model", &PyController::list_model)
       .def("wants_modules", &PyController::wants_modules)
       .def("enter", &PyController::enter)
       .def("exit", &PyController::exit)
       .def("report", &PyController::report)
+      .def("calibrate", &PyController::calibrate)
+      .def("replan", &PyController::replan)
+      .def("begin_own_probe", &PyController::begin_own_probe)
+      .def("inside_model", &PyController::inside_model)
+      .def("finish_own_probe", &PyController::finish_own_probe)
+      .def("state", &PyController::state)
+      .def("load_state", &PyController::load_state)
+      .def("plan", &PyController::plan)
+      .def("load_plan", &PyController::load_plan)
+      .def_property_readonly("own_probe_ran", &PyController::own_probe_ran)
+      .def_property_readonly("has_unknown_sites", &PyController::has_unknown_sites)
+      .def_property_readonly("planned", &PyController::planned)
       .def_property_readonly("stale", &PyController::stale)
       .def_property_readonly("steps", &PyController::steps);
 }

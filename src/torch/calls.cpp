@@ -30,6 +30,7 @@ class Registry {
     op.opaque = !op.schema || !op.name.starts_with("aten::");
     op.compiled = !op.schema && op.name.find("CompiledFunction") != std::string::npos;
     op.copies = op.name == "aten::_to_copy";
+    op.wants_arguments = op.name == "aten::convolution";  // for a probe's closed form
     if (op.schema) {
       for (const c10::Argument& argument : op.schema->arguments())
         op.slots.push_back(argument.name());
@@ -64,6 +65,8 @@ struct Thread {
   std::size_t depth = 0;
   int watches = 0;
   at::CallbackHandle handle = 0;
+  BeginObserver begin_observer = nullptr;
+  EndObserver end_observer = nullptr;
   // By the address of the name, which belongs to a schema and is the quickest key. An address may
   // be used again (names of Python classes come and go), so the name is compared, too.
   ska::flat_hash_map<const char*, const Operator*> operators;
@@ -90,22 +93,26 @@ std::unique_ptr<at::ObserverContext> begin(const at::RecordFunction& call) {
   running.op = operator_of(call);
   running.results = 0;
   running.saved = false;
+  running.note = -1;
   running.tensors.clear();
   const c10::ArrayRef<const c10::IValue> inputs = call.inputs();
   for (std::size_t i = 0; i < inputs.size(); ++i) {
-    const int position = static_cast<int>(i);
+    const auto note = [&](const at::Tensor& tensor) {
+      if (tensor.defined())
+        running.tensors.emplace_back(tensor.unsafeGetTensorImpl(), static_cast<int>(i));
+    };
     if (inputs[i].isTensor()) {
-      running.tensors.emplace_back(inputs[i].unsafeToTensorImpl(), position);
+      note(inputs[i].toTensor());
     } else if (inputs[i].isTensorList()) {
-      for (const at::Tensor& tensor : inputs[i].toTensorVector())
-        running.tensors.emplace_back(tensor.unsafeGetTensorImpl(), position);
+      for (const at::Tensor& tensor : inputs[i].toTensorVector()) note(tensor);
     } else if (inputs[i].isOptionalTensorList()) {
       for (const c10::IValue& entry : inputs[i].toListRef())
-        if (entry.isTensor()) running.tensors.emplace_back(entry.unsafeToTensorImpl(), position);
+        if (entry.isTensor()) note(entry.toTensor());
     }
   }
   if (running.op->wants_arguments || running.op->copies)
     running.arguments.assign(inputs.begin(), inputs.end());
+  if (thread.begin_observer) thread.begin_observer(running);
   return nullptr;
 }
 
@@ -121,6 +128,7 @@ void end(const at::RecordFunction& call, at::ObserverContext*) {
       call.outputs()[0].isTensor()) {
     copy_observer(running.arguments[0].toTensor(), call.outputs()[0].toTensor());
   }
+  if (thread.end_observer) thread.end_observer(running, call.outputs());
   running.arguments.clear();
 }
 
@@ -130,6 +138,10 @@ RunningCall* running_call() { return thread.depth ? &thread.calls[thread.depth -
 
 void observe_copies(CopyObserver observer) { copy_observer = observer; }
 void observe_regions(RegionObserver observer) { region_observer = observer; }
+void observe_calls(BeginObserver begin, EndObserver end) {
+  thread.begin_observer = begin;
+  thread.end_observer = end;
+}
 
 CallWatch::CallWatch() : depth_(thread.depth) {
   if (thread.watches++ > 0) return;

@@ -43,6 +43,7 @@ struct RunningCall {
   c10::SmallVector<std::pair<c10::TensorImpl*, int>, 8> tensors;
   std::vector<c10::IValue> arguments;  // copies, where the operator wants them
   int results = 0;                     // tensors saved so far that are no argument
+  std::int64_t note = -1;              // of whoever observes the end of calls
   bool saved = false;                  // anything
 };
 
@@ -57,6 +58,12 @@ void observe_copies(CopyObserver observer);
 // ends, with null.
 using RegionObserver = void (*)(const char* name);
 void observe_regions(RegionObserver observer);
+
+// Told of each call on this thread while a watch is active: when it begins, with its arguments in
+// place, and when it ends, with what it made (its arguments may be gone then). Nulls end it.
+using BeginObserver = void (*)(const RunningCall& call);
+using EndObserver = void (*)(const RunningCall& call, c10::ArrayRef<c10::IValue> results);
+void observe_calls(BeginObserver begin, EndObserver end);
 
 // While one lives on a thread, running_call() knows the calls of that thread.
 class CallWatch {

@@ -4,25 +4,44 @@
 
 #include <torch/nn/module.h>
 
+#include <algorithm>
+
+#include "torch/calibrate.h"
 #include "torch/entry.h"
 
 namespace backfold {
 namespace {
 
 using torch_layer::Entry;
+using torch_layer::kWidths;
 using torch_layer::State;
+using torch_layer::Target;
 
 std::shared_ptr<State> state_for(const ControllerOptions& options) {
-  if (options.bits) {
-    GroupFormat format;
-    format.bits = *options.bits;
-    format.type = ElementType::kF64;
-    TORCH_CHECK_VALUE(validate(format).ok(),
-                      "bits must be None or one of 1, 2, 3, 4, 5, 6, 8, 16, got ", *options.bits);
-  }
+  TORCH_CHECK_VALUE(!options.ratio || !options.budget, "ratio and budget cannot be given together");
+  TORCH_CHECK_VALUE(!options.ratio || *options.ratio > 1, "ratio must be above 1, got ",
+                    *options.ratio);
+  TORCH_CHECK_VALUE(!options.budget || *options.budget > 0, "budget must be above 0 bytes, got ",
+                    *options.budget);
+  TORCH_CHECK_VALUE(!options.bits || (*options.bits >= 1 && *options.bits <= 16),
+                    "bits must be None or from 1 to 16, got ", *options.bits);
+  const bool exists =
+      options.bits && std::find(kWidths.begin(), kWidths.end(), *options.bits) != kWidths.end();
+  TORCH_CHECK_VALUE(options.adaptive || !options.bits || exists,
+                    "bits must be one of 1, 2, 3, 4, 5, 6, 8, 16 where it is not adaptive, got ",
+                    *options.bits);
   TORCH_CHECK_VALUE(options.min_bytes >= 0, "min_bytes must be 0 or more, got ", options.min_bytes);
   auto state = std::make_shared<State>();
-  state->options.bits = options.bits;
+  if (!options.adaptive) {
+    if (options.bits) state->options.bits = static_cast<int>(*options.bits);
+  } else if (options.budget) {
+    state->target = Target{Target::Kind::kBudget, static_cast<double>(*options.budget)};
+  } else if (options.ratio) {
+    state->target = Target{Target::Kind::kRatio, *options.ratio};
+  } else if (options.bits) {
+    state->target = Target{Target::Kind::kBits, *options.bits};
+  }
+  state->options.adaptive = state->target.has_value();
   state->options.min_bytes = options.min_bytes;
   state->options.seed = options.seed;
   state->keep = options.keep;
@@ -59,6 +78,12 @@ Controller::Scope Controller::enter() {
     state_->entered = false;
     throw;
   }
+}
+
+void Controller::calibrate(const std::function<void()>& step) {
+  TORCH_CHECK(state_->target, "calibrate needs an adaptive controller");
+  torch_layer::calibrate(state_, step, {});
+  torch_layer::replan(*state_);
 }
 
 std::int64_t Controller::steps() const { return state_->steps; }

@@ -54,6 +54,30 @@ void observe_region(const char* name) {
   if (current_entry) current_entry->region(name);
 }
 
+// The probe of the current entry, if it watches what runs now.
+Probe* watching_probe() {
+  if (!current_entry || current_entry->state().inside_model) return nullptr;
+  return current_entry->state().probe.get();
+}
+
+void observe_begin(const RunningCall& call) {
+  if (Probe* probe = watching_probe()) probe->call_begins(call);
+}
+
+void observe_end(const RunningCall& call, c10::ArrayRef<c10::IValue> results) {
+  if (Probe* probe = watching_probe()) probe->call_ended(call, results);
+}
+
+// Options of an entry: widths that are not planned follow the target.
+StoreOptions options_now(State& state) {
+  if (state.target && !state.probing()) {
+    if (!state.plan)
+      state.options.bits = uniform_width(*state.sites, state.reference, *state.target, state.steps);
+    if (state.plan && std::exchange(state.outgrown, false)) replan(state);
+  }
+  return state.options;
+}
+
 }  // namespace
 
 // What the CPU allocator gives and takes back on one thread, which it tells profilers.
@@ -75,7 +99,7 @@ Entry* Entry::current() { return current_entry; }
 Entry::Entry(std::shared_ptr<State> state)
     : state_(std::move(state)),
       outer_(current_entry),
-      store_(state_->options, state_->sites, state_->parameters),
+      store_(options_now(*state_), state_->sites, state_->parameters),
       allocated_before_(allocated_bytes(state_->device)) {
   if (state_->options.observe_only && !allocated_before_) {
     allocations_ = std::make_shared<AllocationCount>();
@@ -84,6 +108,7 @@ Entry::Entry(std::shared_ptr<State> state)
   }
   observe_copies(observe_copy);
   observe_regions(observe_region);
+  if (state_->probe) observe_calls(observe_begin, observe_end);
   hook_installer().install();
   state_->thread = std::this_thread::get_id();
   current_entry = this;
@@ -97,6 +122,7 @@ Entry::~Entry() {
     std::erase(entered().states, state_.get());
   }
   current_entry = outer_;
+  if (state_->probe) observe_calls(nullptr, nullptr);
   hook_installer().uninstall();
   if (allocations_) c10::ThreadLocalDebugInfo::_pop(c10::DebugInfoKind::PROFILER_STATE);
   if (saved_something_ && allocated_before_) {
@@ -104,7 +130,30 @@ Entry::~Entry() {
     state_->grown_bytes = now - *allocated_before_;
   }
   if (state_->options.observe_only) store_.judge_alive();
+  if (saved_something_ && state_->target) note_reference();
   state_->entered = false;
+}
+
+void Entry::note_reference() {
+  StepReference& reference = state_->reference;
+  if (saved_bytes_ < reference.saved_bytes) return;
+  state_->outgrown |= state_->plan && saved_bytes_ > reference.saved_bytes;
+  reference = {.saved_bytes = saved_bytes_};
+  for (Site& site : state_->sites->sites()) {
+    const Ledger& ledger = site.ledger;
+    if (ledger.step != state_->steps || ledger.kind == Kind::kParameter) continue;
+    site.reference = ledger.lossy;
+    if (ledger.lossy.elements == 0) reference.fixed_bytes += ledger.held_bytes;
+    if (ledger.kind != Kind::kAlive) reference.unique_bytes += ledger.unique_bytes;
+  }
+}
+
+void replan(State& state) {
+  state.plan = make_plan(*state.sites, state.reference, *state.target, state.steps);
+  int width = 1;
+  for (const int one : kWidths)
+    if (one <= state.plan->mean_bits) width = one;
+  state.options.bits = width;
 }
 
 bool missed(const void* module, bool replica) {
@@ -141,6 +190,7 @@ Saved Entry::save(const at::Tensor& tensor, const char* obstacle) {
   const Demand demand = demand_of(*call, tensor);
   const std::uint64_t key = std::uint64_t{call->op->id} << 8 | static_cast<unsigned>(demand.slot);
   Site& site = state_->sites->site(landmark_, *call->op, demand.slot, occurrences_.next(key));
+  if (state_->probing()) return state_->probe->save(tensor, site, demand, *call, state_->sites);
   if (state_->watches_modules) {
     site.path = modules_.path();
     site.placed = true;
@@ -152,6 +202,9 @@ Saved Entry::save(const at::Tensor& tensor, const char* obstacle) {
     ++state_->steps;
     state_->grown_bytes.reset();
   }
+  saved_bytes_ += saved_bytes(tensor);
+  if (state_->probe && !obstacle && !state_->inside_model)
+    state_->probe->note(tensor, site, demand, *call);
   return store_.save(tensor, site, demand, state_->steps, obstacle);
 }
 

@@ -17,6 +17,8 @@
 
 #include "backfold/report.h"
 #include "torch/calls.h"
+#include "torch/plan.h"
+#include "torch/probe.h"
 #include "torch/saved.h"
 #include "torch/store.h"
 
@@ -30,7 +32,16 @@ struct State {
   std::vector<Parameter> parameters;                       // and buffers
   std::unordered_map<const void*, std::uint32_t> modules;  // paths, by the module's identity
   std::int64_t steps = 0;
-  std::optional<at::Device> device;         // whose allocator is asked what hooks do not see
+  std::optional<Target> target;     // of an adaptive controller
+  StepReference reference;          // the largest step seen
+  std::optional<PlanSummary> plan;  // the last one
+  bool outgrown = false;            // a step was larger than the plan knew
+  std::shared_ptr<Probe> probe;     // while one runs
+  // Whether entries belong to a probe, not to the user.
+  bool probing() const { return probe && probe->pass() != Probe::Pass::kUsersOwn; }
+  std::shared_ptr<Probe> own_probe;  // that went along with a step and waits for its backward
+  bool inside_model = false;         // what is saved now will be measured by running it again
+  std::optional<at::Device> device;  // whose allocator is asked what hooks do not see
   std::optional<std::int64_t> grown_bytes;  // allocated by the last step and not freed in it
   bool unknown_modules = false;             // one was called since the modules were listed
   bool unplaced_sites = true;               // some were made while no module was watched
@@ -68,6 +79,8 @@ class Entry {
   Store& store() { return store_; }
 
  private:
+  void note_reference();
+
   std::shared_ptr<State> state_;
   Entry* const outer_;
   Store store_;
@@ -77,6 +90,7 @@ class Entry {
   std::vector<std::pair<const void*, std::uint32_t>> unknown_;  // modules that are running
   std::vector<std::uint32_t> regions_;
   bool saved_something_ = false;
+  std::int64_t saved_bytes_ = 0;
   std::shared_ptr<AllocationCount> allocations_;  // of an entry that only observes
   std::optional<std::int64_t> allocated_before_;
   CallWatch watch_;
@@ -97,6 +111,9 @@ struct HookInstaller {
 };
 void set_hook_installer(const HookInstaller& installer);
 const HookInstaller& hook_installer();
+
+// Makes a plan from the tables there are. Sites without one get its mean width.
+void replan(State& state);
 
 Report report_of(const State& state);
 

@@ -93,6 +93,15 @@ std::string Report::text(std::size_t limit) const {
   }
   if (shown < lines.size())
     out += "... and " + std::to_string(lines.size() - shown) + " more lines\n";
+  if (plan) {
+    std::snprintf(text, sizeof text,
+                  "plan of step %lld: %lld places measured, %.2f bits a code on average, %s MiB "
+                  "expected; error energy %.3g, with one width everywhere %.3g\n",
+                  static_cast<long long>(plan->step), static_cast<long long>(plan->sites),
+                  plan->mean_bits, mebibytes(plan->held_bytes).c_str(), plan->error,
+                  plan->uniform_error);
+    out += text;
+  }
   std::snprintf(text, sizeof text,
                 "step %lld, MiB: autograd alone saves %s (%s unique, %s of it alive anyway), %s %s",
                 static_cast<long long>(step), mebibytes(saved_bytes).c_str(),
@@ -132,6 +141,9 @@ Report report_of(const State& state) {
     }
     row.kind = name_of(kind);
     row.bits = ledger.bits;
+    row.layout = name_of(ledger.grouping);
+    row.estimate = name_of(site.sensitivity.estimate);
+    row.error = error_at(site.sensitivity, site.choice ? site.choice->bits : ledger.bits);
     if (ledger.elements > 0)
       row.stored_bits =
           8.0 * static_cast<double>(ledger.held_bytes) / static_cast<double>(ledger.elements);
@@ -144,6 +156,7 @@ Report report_of(const State& state) {
     }
     report.rows.push_back(std::move(row));
   }
+  report.plan = state.plan;
   if (state.grown_bytes) report.unseen_bytes = std::max<std::int64_t>(0, *state.grown_bytes - seen);
   std::sort(report.rows.begin(), report.rows.end(), [](const ReportRow& a, const ReportRow& b) {
     return std::tie(b.held_bytes, b.unique_bytes, b.saved_bytes, a.module, a.op, a.slot) <

@@ -7,40 +7,17 @@
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/saved_variable.h>
 
-#include <cstring>
-#include <mutex>
-#include <typeindex>
-#include <unordered_map>
+#include "torch/node_name.h"
 
 namespace backfold::torch_layer {
 namespace {
-
-// Node::name() demangles, which takes longer than everything else here: once per type is enough.
-const std::string& name_of_node(const torch::autograd::Node& node) {
-  static std::mutex mutex;
-  static auto& names = *new std::unordered_map<std::type_index, std::string>;
-  const std::lock_guard lock(mutex);
-  std::string& name = names[typeid(node)];
-  if (name.empty()) name = node.name();
-  return name;
-}
 
 // Whether the node that is running is one of torch's own and its graph goes after it. Such a node
 // reads each of its tensors once, and no tensor of another node.
 bool reads_for_the_last_time() {
   const auto node = torch::autograd::get_current_node();
   if (!node || torch::autograd::get_current_graph_task_keep_graph()) return false;
-  const char* type = typeid(*node).name();  // mangled: torch::autograd::generated::...
-  return std::strstr(type, "5torch8autograd9generated") != nullptr;
-}
-
-bool is_one_of(std::string_view name, std::string_view names) {
-  while (!names.empty()) {
-    const std::size_t end = std::min(names.find(' '), names.size());
-    if (names.substr(0, end) == name) return true;
-    names.remove_prefix(std::min(end + 1, names.size()));
-  }
-  return false;
+  return is_builtin(*node);
 }
 
 }  // namespace
@@ -109,6 +86,7 @@ at::Tensor Saved::unpack() {
     at::Tensor operator()(const std::shared_ptr<ParameterCopy>& copy) const {
       return tensor_at(copy->storage(), saved.view_, saved.type_);
     }
+    at::Tensor operator()(const std::shared_ptr<Reader>& reader) const { return reader->read(); }
   };
   at::Tensor tensor = std::visit(Restore{*this}, kept_);
   if (std::holds_alternative<std::shared_ptr<SharedPacket>>(kept_) && reads_for_the_last_time()) {

@@ -20,11 +20,19 @@ using SitesAlive = std::shared_ptr<const SiteTable>;
 // Elements from which packing or unpacking is long work for the CPU.
 inline constexpr std::int64_t kLongWork = 1 << 18;
 
+// Something that is asked for the tensor whenever it is read.
+class Reader {
+ public:
+  virtual ~Reader() = default;
+  virtual at::Tensor read() = 0;
+};
+
 class Saved {
  public:
-  // A reference, geometry, or one of the objects that readers share.
-  using Kept = std::variant<at::Tensor, at::Device, std::shared_ptr<Hold>,
-                            std::shared_ptr<SharedPacket>, std::shared_ptr<ParameterCopy>>;
+  // A reference, geometry, one of the objects that readers share, or a probe's.
+  using Kept =
+      std::variant<at::Tensor, at::Device, std::shared_ptr<Hold>, std::shared_ptr<SharedPacket>,
+                   std::shared_ptr<ParameterCopy>, std::shared_ptr<Reader>>;
 
   // `view` is where the tensor lies in what is kept. `rule` is given where the values that come
   // back are made for the nodes that it names, and for no other reader.

@@ -1,0 +1,181 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "python/state.h"
+
+#include <pybind11/stl.h>
+
+namespace backfold::python {
+namespace {
+
+namespace py = pybind11;
+using torch_layer::Choice;
+using torch_layer::Footprint;
+using torch_layer::kRawBits;
+using torch_layer::kWidths;
+using torch_layer::Sensitivity;
+using torch_layer::Site;
+using torch_layer::SiteRecord;
+
+py::object as_object(const std::optional<Choice>& choice) {
+  if (!choice) return py::none();
+  const py::object bits =
+      choice->bits == kRawBits ? py::object(py::str("raw")) : py::object(py::int_(choice->bits));
+  return py::dict(py::arg("bits") = bits, py::arg("layout") = name_of(choice->grouping));
+}
+
+Choice as_choice(const std::string& site, const py::handle& object) {
+  const py::object bits = object["bits"];
+  const auto layout = object["layout"].cast<std::string>();
+  const auto grouping = torch_layer::grouping_named(layout);
+  TORCH_CHECK_VALUE(grouping, "plan: the layout of \"", site,
+                    "\" must be flat, rotated, strided 1 or strided 2, got ", layout);
+  if (py::isinstance<py::str>(bits)) {
+    TORCH_CHECK_VALUE(bits.cast<std::string>() == "raw", "plan: the bits of \"", site,
+                      "\" must be a width or \"raw\", got ", bits.cast<std::string>());
+    return {kRawBits, *grouping};
+  }
+  const int width = bits.cast<int>();
+  TORCH_CHECK_VALUE(std::find(kWidths.begin(), kWidths.end(), width) != kWidths.end(),
+                    "plan: the bits of \"", site,
+                    "\" must be \"raw\" or one of 1, 2, 3, 4, 5, 6, 8, 16, got ", width);
+  return {width, *grouping};
+}
+
+py::dict as_dict(const Sensitivity& sensitivity) {
+  py::dict errors;
+  for (const auto& [bits, error] : sensitivity.errors)
+    errors[py::str(std::to_string(bits))] = error;
+  return py::dict(py::arg("estimate") = name_of(sensitivity.estimate),
+                  py::arg("layout") = name_of(sensitivity.grouping), py::arg("errors") = errors);
+}
+
+Sensitivity as_sensitivity(const py::handle& object) {
+  Sensitivity sensitivity;
+  const auto estimate = object["estimate"].cast<std::string>();
+  for (int i = 0; i <= static_cast<int>(Sensitivity::Estimate::kExact); ++i)
+    if (estimate == name_of(static_cast<Sensitivity::Estimate>(i)))
+      sensitivity.estimate = static_cast<Sensitivity::Estimate>(i);
+  sensitivity.grouping = torch_layer::grouping_named(object["layout"].cast<std::string>())
+                             .value_or(torch_layer::Grouping{});
+  for (const auto& [bits, error] : object["errors"].cast<py::dict>())
+    sensitivity.errors.emplace_back(std::stoi(bits.cast<std::string>()), error.cast<double>());
+  std::sort(sensitivity.errors.begin(), sensitivity.errors.end());
+  return sensitivity;
+}
+
+py::dict as_dict(const SiteRecord& record) {
+  py::dict dict;
+  dict["name"] = record.name;
+  dict["alive"] = record.alive;
+  dict["sign"] = static_cast<int>(record.sign);
+  dict["root"] = record.root;
+  dict["floor"] = record.floor;
+  dict["tried"] = record.tried;
+  dict["zero_exact"] = record.zero_exact;
+  dict["last_step"] = record.last_step;
+  dict["choice"] = as_object(record.choice);
+  dict["sensitivity"] = as_dict(record.sensitivity);
+  dict["elements"] = record.reference.elements;
+  dict["packets"] = record.reference.packets;
+  dict["element_bytes"] = record.reference.element_bytes;
+  dict["groups"] = record.reference.groups;
+  return dict;
+}
+
+SiteRecord as_record(const py::handle& object) {
+  SiteRecord record;
+  record.name = object["name"].cast<std::string>();
+  record.alive = object["alive"].cast<bool>();
+  record.sign = static_cast<Site::Sign>(object["sign"].cast<int>());
+  record.root = object["root"].cast<std::string>();
+  record.floor = object["floor"].cast<int>();
+  record.tried = object["tried"].cast<bool>();
+  record.zero_exact = object["zero_exact"].cast<bool>();
+  record.last_step = object["last_step"].cast<std::int64_t>();
+  if (!object["choice"].is_none()) record.choice = as_choice(record.name, object["choice"]);
+  record.sensitivity = as_sensitivity(object["sensitivity"]);
+  record.reference.elements = object["elements"].cast<std::int64_t>();
+  record.reference.packets = object["packets"].cast<std::int64_t>();
+  record.reference.element_bytes = object["element_bytes"].cast<std::int64_t>();
+  record.reference.groups = object["groups"].cast<decltype(Footprint::groups)>();
+  return record;
+}
+
+}  // namespace
+
+py::dict state_as_dict(const torch_layer::State& state) {
+  py::dict dict;
+  dict["steps"] = state.steps;
+  dict["seed"] = state.options.seed;
+  dict["bits"] = state.options.bits;
+  dict["saved_bytes"] = state.reference.saved_bytes;
+  dict["fixed_bytes"] = state.reference.fixed_bytes;
+  dict["unique_bytes"] = state.reference.unique_bytes;
+  dict["plan"] = py::none();
+  if (state.plan)
+    dict["plan"] =
+        py::dict(py::arg("step") = state.plan->step, py::arg("sites") = state.plan->sites,
+                 py::arg("held_bytes") = state.plan->held_bytes,
+                 py::arg("mean_bits") = state.plan->mean_bits, py::arg("error") = state.plan->error,
+                 py::arg("uniform_error") = state.plan->uniform_error);
+  py::list sites;
+  for (const SiteRecord& record : state.sites->records()) sites.append(as_dict(record));
+  dict["sites"] = sites;
+  return dict;
+}
+
+void take_state(torch_layer::State& state, const py::dict& dict) {
+  std::vector<SiteRecord> records;
+  for (const py::handle& site : dict["sites"]) records.push_back(as_record(site));
+  const auto steps = dict["steps"].cast<std::int64_t>();
+  const auto seed = dict["seed"].cast<std::uint64_t>();
+  const auto bits = dict["bits"].cast<std::optional<int>>();
+  const torch_layer::StepReference reference{dict["saved_bytes"].cast<std::int64_t>(),
+                                             dict["fixed_bytes"].cast<std::int64_t>(),
+                                             dict["unique_bytes"].cast<std::int64_t>()};
+  std::optional<torch_layer::PlanSummary> plan;
+  if (const py::object given = dict["plan"]; !given.is_none())
+    plan = {given["step"].cast<std::int64_t>(),
+            given["sites"].cast<std::int64_t>(),
+            given["held_bytes"].cast<std::int64_t>(),
+            given["mean_bits"].cast<double>(),
+            given["error"].cast<double>(),
+            given["uniform_error"].cast<double>()};
+  state.sites->take(std::move(records));
+  state.steps = steps;
+  state.options.seed = seed;
+  state.options.bits = bits;
+  state.reference = reference;
+  state.plan = plan;
+}
+
+py::dict plan_as_dict(const torch_layer::State& state) {
+  py::dict sites;
+  for (const SiteRecord& record : state.sites->records()) {
+    if (!record.choice || !record.root.empty()) continue;
+    py::dict site = as_object(record.choice);
+    site["elements"] = record.reference.elements;
+    site["estimate"] = name_of(record.sensitivity.estimate);
+    site["error"] = error_at(record.sensitivity, record.choice->bits);
+    sites[py::str(record.name)] = site;
+  }
+  py::dict dict;
+  dict["bits"] = state.options.bits;  // of sites that are not listed
+  dict["sites"] = sites;
+  return dict;
+}
+
+void take_plan(torch_layer::State& state, const py::dict& dict) {
+  std::vector<std::pair<std::string, Choice>> choices;
+  for (const auto& [name, site] : dict["sites"].cast<py::dict>())
+    choices.emplace_back(name.cast<std::string>(), as_choice(name.cast<std::string>(), site));
+  const auto bits = dict["bits"].cast<int>();
+  TORCH_CHECK_VALUE(std::find(kWidths.begin(), kWidths.end(), bits) != kWidths.end(),
+                    "plan: bits must be one of 1, 2, 3, 4, 5, 6, 8, 16, got ", bits);
+  state.sites->take_choices(std::move(choices));
+  state.options.bits = bits;
+  state.options.adaptive = true;
+  state.target.reset();
+}
+
+}  // namespace backfold::python

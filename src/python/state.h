@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What a controller knows of its sites, as Python objects that JSON can hold.
+
+#ifndef BACKFOLD_PYTHON_STATE_H_
+#define BACKFOLD_PYTHON_STATE_H_
+
+#include <torch/csrc/utils/pybind.h>
+
+#include "torch/entry.h"
+
+namespace backfold::python {
+
+pybind11::dict state_as_dict(const torch_layer::State& state);
+// Raises, having changed nothing, for a state that is not one of this model.
+void take_state(torch_layer::State& state, const pybind11::dict& dict);
+
+// The plan alone: for each site its width, layout, and what is known of it.
+pybind11::dict plan_as_dict(const torch_layer::State& state);
+void take_plan(torch_layer::State& state, const pybind11::dict& dict);
+
+}  // namespace backfold::python
+
+#endif  // BACKFOLD_PYTHON_STATE_H_

@@ -1,0 +1,183 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "torch/effect.h"
+
+#include <ATen/ExpandUtils.h>
+#include <ATen/Functions.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/core/grad_mode.h>
+#include <torch/csrc/autograd/functions/accumulate_grad.h>
+
+#include <algorithm>
+#include <optional>
+
+#include "torch/blocks.h"
+#include "torch/closed_form.h"
+#include "torch/node_name.h"
+
+namespace backfold::torch_layer {
+namespace {
+
+using torch::autograd::Node;
+using torch::autograd::variable_list;
+
+// Nodes that only arrange or convert: the energy of what passes through stays what it is.
+constexpr std::string_view kArranging =
+    "TBackward0 TransposeBackward0 ViewBackward0 UnsafeViewBackward0 ReshapeAliasBackward0 "
+    "PermuteBackward0 ToCopyBackward0 SqueezeBackward0 SqueezeBackward1 SqueezeBackward2 "
+    "UnsqueezeBackward0 CloneBackward0 AliasBackward0 SliceBackward0 SelectBackward0 "
+    "SplitBackward0 SplitWithSizesBackward0 NarrowBackward0 UnbindBackward0 ChunkBackward0";
+
+// Library calls that draw, keep state of their own, or consume what they saved.
+constexpr std::string_view kOnce =
+    "CudnnRnnBackward0 MiopenRnnBackward0 MkldnnRnnLayerBackward0 CopySlices";
+constexpr std::string_view kOnceOperators =
+    "aten::_cudnn_rnn aten::miopen_rnn aten::mkldnn_rnn_layer";
+
+at::Tensor as_float(const at::Tensor& tensor) {
+  return tensor.scalar_type() == at::kDouble ? tensor : tensor.to(at::kFloat);
+}
+
+// What a node sends on along one edge, changed by folding.
+at::Tensor change(const at::Tensor& folded, const at::Tensor& clean) {
+  at::Tensor reduced = folded;
+  if (!folded.is_same_size(clean)) reduced = at::sum_to(folded, clean.sizes());
+  return as_float(reduced) - as_float(clean);
+}
+
+// The leaf's side of an edge that leads to one.
+at::Tensor at_leaf(const Node* node, at::Tensor error) {
+  for (; node && !dynamic_cast<const torch::autograd::AccumulateGrad*>(node);
+       node = node->next_edge(0).function.get()) {
+    if (name_of_node(*node) == "ExpandBackward0")
+      error = (*const_cast<Node*>(node))(variable_list{error})[0];
+  }
+  return error;
+}
+
+// Energies of the error that one run of a node with folded tensors brings to the leaves.
+void measure_run(Probe& probe, const Node& node, const ProbedCall& call, Site& site, int bits,
+                 const variable_list& clean, const variable_list& folded) {
+  std::vector<at::Tensor> sums;  // over blocks, of edges whose blocks match
+  const auto add = [&](const at::Tensor& error, const Node* via) {
+    probe.add({&site, {bits}, Sensitivity::Estimate::kRerun, norm_of(error), via});
+  };
+  for (std::size_t i = 0; i < clean.size() && i < folded.size(); ++i) {
+    const auto& edge = node.next_edge(i);
+    if (!clean[i].defined() || !folded[i].defined() || !edge.function) continue;
+    const at::Tensor error = change(folded[i], clean[i]);
+    if (leads_to_leaf(edge.function.get())) {
+      add(at_leaf(edge.function.get(), error), nullptr);
+      continue;
+    }
+    const auto input = std::find_if(call.inputs.begin(), call.inputs.end(), [&](const auto& one) {
+      return one.function == edge.function.get() && one.number == edge.input_nr;
+    });
+    if (input == call.inputs.end() || !input->tangent.defined() ||
+        !input->tangent.is_same_size(error)) {
+      add(error, edge.function.get());
+      continue;
+    }
+    at::Tensor sum =
+        block_sums(error, input->tangent, blocks_of(call.op->name, call.op->slots[input->slot]));
+    const auto like = std::find_if(sums.begin(), sums.end(),
+                                   [&](const at::Tensor& one) { return one.is_same_size(sum); });
+    if (like == sums.end()) {
+      sums.push_back(std::move(sum));
+    } else {
+      *like = *like + sum;
+    }
+  }
+  for (const at::Tensor& sum : sums) add(sum / probe.epsilon(), nullptr);
+}
+
+// Saved tensors of a call that are the same memory: one packet serves them, so they are folded
+// together.
+std::vector<std::vector<std::shared_ptr<Probed>>> bundles_of(const ProbedCall& call) {
+  std::vector<std::vector<std::shared_ptr<Probed>>> bundles;
+  for (const auto& weak : call.saved) {
+    const auto one = weak.lock();
+    if (!one) continue;
+    const auto same = std::find_if(bundles.begin(), bundles.end(), [&](const auto& bundle) {
+      return bundle[0]->tensor().is_alias_of(one->tensor()) &&
+             bundle[0]->tensor().sizes() == one->tensor().sizes() &&
+             bundle[0]->tensor().strides() == one->tensor().strides() &&
+             bundle[0]->tensor().storage_offset() == one->tensor().storage_offset();
+    });
+    if (same == bundles.end()) {
+      bundles.push_back({one});
+    } else {
+      same->push_back(one);
+    }
+  }
+  return bundles;
+}
+
+void measure(Probe& probe, Node& node, const ProbedCall& call, const variable_list& outputs,
+             const variable_list& inputs) {
+  for (const auto& bundle : bundles_of(call)) {
+    Site& site = bundle[0]->site();
+    const auto widths = probed_widths(site);
+    if (call.closed_form) {
+      if (!inputs[0].defined()) continue;
+      const at::Tensor energies =
+          closed_form(*call.op, call.arguments, inputs[0], bundle[0]->error_energies());
+      probe.add({&site, widths, Sensitivity::Estimate::kClosedForm, energies.sqrt()});
+      continue;
+    }
+    const at::Tensor& tensor = bundle[0]->tensor();
+    for (const int bits : widths) {
+      const at::Tensor folded =
+          round_trip(tensor, probe.format_of(site, tensor, bits), probe.next_key());
+      for (const auto& probed : bundle) probed->fold(folded);
+      variable_list changed;
+      try {
+        changed = node(variable_list(inputs));
+      } catch (...) {
+        for (const auto& probed : bundle) probed->fold({});
+        throw;
+      }
+      for (const auto& probed : bundle) probed->fold({});
+      measure_run(probe, node, call, site, bits, outputs, changed);
+    }
+  }
+}
+
+}  // namespace
+
+bool can_run_again(const Node& node) {
+  return is_builtin(node) && !is_one_of(name_of_node(node), kOnce);
+}
+
+bool can_run_again(const Operator& op) {
+  return !op.opaque && !op.compiled && !is_one_of(op.name, kOnceOperators);
+}
+
+bool leads_to_leaf(const Node* node) {
+  while (node) {
+    if (dynamic_cast<const torch::autograd::AccumulateGrad*>(node)) return true;
+    const std::string& name = name_of_node(*node);
+    if (!is_one_of(name, kArranging) && name != "ExpandBackward0") return false;
+    node = node->num_outputs() > 0 ? node->next_edge(0).function.get() : nullptr;
+  }
+  return false;
+}
+
+variable_list EffectHook::operator()(const variable_list& outputs, const variable_list& inputs) {
+  const auto probe = probe_.lock();
+  if (!probe) return outputs;
+  const at::AutoGradMode no_grad(false);
+  probe->record_gains(node_, inputs, outputs);
+  if (call_ && probe->pass() == Probe::Pass::kClean && can_run_again(node_)) {
+    try {
+      measure(*probe, node_, *call_, outputs, inputs);
+    } catch (const c10::Error& error) {
+      TORCH_WARN("backfold: the effect of folding what ", call_->op->name,
+                 " saved could not be measured: ", error.what_without_backtrace());
+    }
+    call_->inputs.clear();
+  }
+  return outputs;
+}
+
+}  // namespace backfold::torch_layer

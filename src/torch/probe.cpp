@@ -1,0 +1,394 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "torch/probe.h"
+
+#include <ATen/Functions.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/core/grad_mode.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "torch/closed_form.h"
+#include "torch/effect.h"
+#include "torch/treatment.h"
+
+namespace backfold::torch_layer {
+namespace {
+
+// Stands in for what the first pass does not keep: that pass ends where backward begins.
+class NotKept : public Reader {
+ public:
+  explicit NotKept(std::weak_ptr<Probe> probe) : probe_(std::move(probe)) {}
+  at::Tensor read() override {
+    if (const auto probe = probe_.lock()) probe->read_begins(nullptr);
+    TORCH_CHECK(false, "backfold: this pass of a probe has no backward");
+  }
+
+ private:
+  const std::weak_ptr<Probe> probe_;
+};
+
+// Stands in for what cannot be folded, to see backward begin.
+class Watched : public Reader {
+ public:
+  Watched(std::weak_ptr<Probe> probe, at::Tensor tensor)
+      : probe_(std::move(probe)), tensor_(std::move(tensor)) {}
+  at::Tensor read() override {
+    if (const auto probe = probe_.lock()) probe->read_begins(nullptr);
+    return tensor_;
+  }
+
+ private:
+  const std::weak_ptr<Probe> probe_;
+  const at::Tensor tensor_;
+};
+
+// The site whose packet holds the tensors of a site.
+const Site& root_of(const Site& site) { return site.root ? *site.root : site; }
+
+bool is_zero_exact(const Site& site) { return root_of(site).zero_exact; }
+
+at::Tensor without_history(const at::Tensor& tensor) {
+  return tensor.is_leaf() ? tensor : tensor.tensor_data();
+}
+
+at::Tensor difference(const at::Tensor& a, const at::Tensor& b) {
+  const at::ScalarType type = a.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  return a.to(type) - b.to(type);
+}
+
+// Arguments whose gradients leave through an edge that is no leaf's.
+template <typename Function>
+void for_each_input(const RunningCall& call, const Function& function) {
+  for (const auto& [argument, position] : call.tensors) {
+    const at::Tensor tensor(c10::intrusive_ptr<c10::TensorImpl>::reclaim_copy(argument));
+    if (!tensor.defined() || !tensor.requires_grad() || !tensor.grad_fn() ||
+        !tensor.is_floating_point())
+      continue;
+    if (leads_to_leaf(tensor.grad_fn().get())) continue;
+    function(tensor, position);
+  }
+}
+
+}  // namespace
+
+c10::SmallVector<int, 4> probed_widths(const Site& site) {
+  const int least = std::max({site.floor, root_of(site).floor, is_zero_exact(site) ? 2 : 1});
+  c10::SmallVector<int, 4> widths;
+  for (const int width : {1, 2, 4})
+    if (width >= least) widths.push_back(width);
+  const auto& choice = root_of(site).choice;
+  const bool wide = choice && choice->bits >= 6;
+  if (least > 4 && least <= 6) widths.push_back(6);
+  if (widths.size() < 2 || wide) widths.push_back(8);
+  return widths;
+}
+
+bool is_foldable(const Site& site, const Demand& demand) {
+  if (site.alive || root_of(site).alive) return false;
+  if (demand.reads != Reads::kValues && demand.reads != Reads::kFinely) return false;
+  return root_of(site).reference.elements > 0;
+}
+
+at::Tensor Probed::read() {
+  if (folded_.defined()) return folded_;
+  if (const auto probe = probe_.lock()) probe->read_begins(call_);
+  return tensor_;
+}
+
+const at::Tensor& Probed::error_energies() {
+  if (!errors_->energies.defined()) {
+    const auto probe = probe_.lock();
+    std::vector<at::Tensor> energies;
+    for (const int bits : probed_widths(site_)) {
+      const at::Tensor folded =
+          round_trip(tensor_, probe->format_of(site_, tensor_, bits), probe->next_key());
+      energies.push_back(
+          energies_by_row(*call_->op, call_->arguments, difference(folded, tensor_)));
+    }
+    errors_->energies = at::stack(energies);
+  }
+  return errors_->energies;
+}
+
+std::shared_ptr<FoldedErrors> Probe::errors_of(const at::Tensor& tensor, const Site& site) {
+  auto& known = folded_errors_[{tensor.storage().unsafeGetStorageImpl(), &root_of(site)}];
+  auto errors = known.lock();
+  // Another view of the storage, or another shape of energies, is another matter.
+  if (!errors || !errors->tensor.is_same_size(tensor) ||
+      errors->tensor.strides() != tensor.strides() ||
+      errors->tensor.storage_offset() != tensor.storage_offset() ||
+      site.op->name == "aten::convolution") {
+    errors = std::make_shared<FoldedErrors>();
+    errors->tensor = tensor.tensor_data();
+    known = errors;
+  }
+  return errors;
+}
+
+void Probe::begin(Pass pass) {
+  pass_ = pass;
+  backward_began_ = false;
+  seen_.clear();
+}
+
+Key Probe::next_key() {
+  const std::lock_guard lock(mutex_);
+  return {seed_ ^ 0x70726f6265ULL, draws_++};
+}
+
+GroupFormat Probe::format_of(const Site& site, const at::Tensor& tensor, int bits) {
+  Choice choice{bits, {}};
+  {
+    const std::lock_guard lock(mutex_);
+    if (const auto found = rankings_.find(&root_of(site)); found != rankings_.end())
+      choice.grouping = found->second.best;
+  }
+  return group_format(tensor, *element_type(tensor.scalar_type()), choice, is_zero_exact(site));
+}
+
+void Probe::note_moved(const RunningCall& call, Site& site) {
+  Moved moved{call.op, {}};
+  for_each_input(call, [&](const at::Tensor& tensor, int) {
+    moved.inputs.emplace_back(tensor.tensor_data(), tensor._version());
+  });
+  moved_.emplace(std::pair(&site, seen_[&site]++), std::move(moved));
+}
+
+void Probe::take_tangents(const RunningCall& call, Site& site, ProbedCall& record) {
+  const auto found = moved_.find({&site, seen_[&site]++});
+  const bool known = found != moved_.end() && found->second.op == call.op;
+  std::size_t i = 0;
+  for_each_input(call, [&](const at::Tensor& tensor, int position) {
+    ProbedInput input{
+        tensor.grad_fn().get(), static_cast<std::uint32_t>(tensor.output_nr()), position, {}};
+    if (known && i < found->second.inputs.size()) {
+      auto& [there, version] = found->second.inputs[i];
+      if (there.is_same_size(tensor) && there._version() == version) {
+        // The tangents of a network together are as large as what it saves: half of that will do.
+        // They stay epsilon times too large until they were summed.
+        const bool wide = tensor.scalar_type() == at::kDouble;
+        input.tangent =
+            difference(there, tensor.tensor_data()).to(wide ? at::kFloat : at::kBFloat16);
+      }
+      there.reset();
+    }
+    if (!input.tangent.defined()) gains_.want();
+    record.inputs.push_back(std::move(input));
+    ++i;
+  });
+  if (known) moved_.erase(found);
+}
+
+std::shared_ptr<ProbedCall> Probe::call_record(RunningCall& call, Site& site) {
+  if (call.note >= 0) return calls_[static_cast<std::size_t>(call.note)];
+  auto record = std::make_shared<ProbedCall>();
+  record->op = call.op;
+  record->closed_form = has_closed_form(call, site);
+  if (record->closed_form) record->arguments = call.arguments;
+  if (pass_ == Pass::kClean && !record->closed_form) take_tangents(call, site, *record);
+  call.note = static_cast<std::int64_t>(calls_.size());
+  calls_.push_back(record);
+  return record;
+}
+
+void Probe::rank(const at::Tensor& tensor, Site& site) {
+  const auto [found, first] = rankings_.try_emplace(&root_of(site));
+  if (!first) return;
+  Ranking& ranking = found->second;
+  const auto groups = groups_of(tensor);
+  const int bits = std::max(2, probed_widths(site)[0]);
+  for (std::size_t i = 0; i < kGroupings.size(); ++i) {
+    if (groups[i] == 0 || (kGroupings[i].layout == Layout::kRotated && is_zero_exact(site)))
+      continue;
+    const Choice choice{bits, kGroupings[i]};
+    const GroupFormat format =
+        group_format(tensor, *element_type(tensor.scalar_type()), choice, is_zero_exact(site));
+    ranking.groupings.push_back(kGroupings[i]);
+    ranking.errors.push_back(norm_of(difference(round_trip(tensor, format, next_key()), tensor)));
+  }
+}
+
+void Probe::settle_rankings() {
+  std::vector<at::Tensor> all;
+  for (const auto& [site, ranking] : rankings_)
+    all.insert(all.end(), ranking.errors.begin(), ranking.errors.end());
+  if (all.empty()) return;
+  const std::vector<double> values = read_energies(all);
+  std::size_t i = 0;
+  for (auto& [site, ranking] : rankings_) {
+    double least = INFINITY;
+    for (const Grouping& grouping : ranking.groupings) {
+      // Other groupings cost time: they have to be worth it.
+      const double error = values[i++] * (grouping.layout == Layout::kFlat ? 0.95 : 1.0);
+      if (error < least) {
+        least = error;
+        ranking.best = grouping;
+      }
+    }
+    ranking.errors.clear();
+  }
+}
+
+void Probe::add_relative_errors(const at::Tensor& tensor, Site& site,
+                                const std::shared_ptr<ProbedCall>& call) {
+  gains_.want();
+  const at::Tensor norm = norm_of(tensor.tensor_data());
+  for (const int bits : probed_widths(site)) {
+    const Choice choice{bits, {}};
+    const GroupFormat format =
+        group_format(tensor, *element_type(tensor.scalar_type()), choice, is_zero_exact(site));
+    relatives_.push_back({&site, bits, call, norm,
+                          norm_of(difference(round_trip(tensor, format, next_key()), tensor))});
+  }
+}
+
+Saved Probe::save(const at::Tensor& tensor, Site& site, const Demand& demand, RunningCall& call,
+                  SitesAlive sites) {
+  const at::AutoGradMode no_grad(false);
+  saved_something_ = true;
+  const bool foldable = is_foldable(site, demand) && !obstacle_in(tensor) && tensor.numel() > 0;
+  std::shared_ptr<Reader> kept;
+  if (pass_ == Pass::kMoved) {
+    if (foldable && call.note < 0) {
+      if (!has_closed_form(call, site)) note_moved(call, site);
+      call.note = 0;
+    }
+    kept = std::make_shared<NotKept>(weak_from_this());
+  } else if (foldable && pass_ == Pass::kFolded) {
+    rank(tensor, site);
+    return Saved(tensor, site, std::move(sites), {},
+                 &root_of(site) == only_ ? folded(tensor, site) : without_history(tensor), nullptr);
+  } else if (foldable) {
+    const auto record = call_record(call, site);
+    rank(tensor, site);
+    if (!can_run_again(*call.op)) add_relative_errors(tensor, site, record);
+    auto probed = std::make_shared<Probed>(weak_from_this(), record, site, without_history(tensor),
+                                           record->closed_form ? errors_of(tensor, site) : nullptr);
+    record->saved.push_back(probed);
+    kept = std::move(probed);
+  } else {
+    kept = std::make_shared<Watched>(weak_from_this(), without_history(tensor));
+  }
+  return Saved(tensor, site, std::move(sites), {}, std::move(kept), nullptr);
+}
+
+at::Tensor Probe::folded(const at::Tensor& tensor, const Site& site) {
+  // All readers of a packet see the same numbers: the key is the packet's, not the reader's.
+  const Key key{seed_ + only_draw_, root_of(site).hash};
+  return round_trip(tensor, format_of(site, tensor, only_bits_), key);
+}
+
+void Probe::fold_only(const Site* root, int bits, std::uint64_t draw) {
+  only_ = root;
+  only_bits_ = bits;
+  only_draw_ = draw;
+}
+
+void Probe::note(const at::Tensor& tensor, Site& site, const Demand& demand, RunningCall& call) {
+  if (!is_foldable(site, demand) || obstacle_in(tensor) || tensor.numel() == 0) return;
+  const at::AutoGradMode no_grad(false);
+  add_relative_errors(tensor, site, call_record(call, site));
+}
+
+void Probe::watch(const at::Tensor& result, const std::shared_ptr<ProbedCall>& call) {
+  if (!result.defined()) return;
+  const auto& node = result.grad_fn();
+  if (!node || !watched_.insert(node.get()).second) return;
+  if (call && !call->node) call->node = node.get();
+  node->add_post_hook(std::make_unique<EffectHook>(weak_from_this(), *node, call));
+}
+
+bool Probe::watches_nodes() const {
+  return at::GradMode::is_enabled() && (pass_ == Pass::kClean || pass_ == Pass::kUsersOwn);
+}
+
+void Probe::call_begins(const RunningCall& call) {
+  if (!watches_nodes()) return;
+  // Nodes of Python functions are seen where somebody takes what they made.
+  for (const auto& [argument, position] : call.tensors)
+    watch(at::Tensor(c10::intrusive_ptr<c10::TensorImpl>::reclaim_copy(argument)), nullptr);
+}
+
+void Probe::call_ended(const RunningCall& call, c10::ArrayRef<c10::IValue> results) {
+  if (!watches_nodes()) return;
+  const auto record =
+      call.note >= 0 ? calls_[static_cast<std::size_t>(call.note)] : std::shared_ptr<ProbedCall>();
+  for (const c10::IValue& result : results) {
+    if (result.isTensor()) {
+      watch(result.toTensor(), record);
+    } else if (result.isTensorList()) {
+      for (const at::Tensor& one : result.toTensorVector()) watch(one, record);
+    }
+  }
+}
+
+void Probe::read_begins(const std::shared_ptr<ProbedCall>& call) {
+  const std::lock_guard lock(mutex_);
+  backward_began_ = true;
+  if (call && !call->node)
+    if (const auto node = torch::autograd::get_current_node()) call->node = node.get();
+  if (pass_ == Pass::kClean && !std::exchange(settled_, true)) settle_rankings();
+}
+
+void Probe::add(Measurement measurement) {
+  const std::lock_guard lock(mutex_);
+  measurements_.push_back(std::move(measurement));
+}
+
+void Probe::record_gains(const torch::autograd::Node& node, const std::vector<at::Tensor>& inputs,
+                         const std::vector<at::Tensor>& outputs) {
+  if (!gains_.wanted()) return;
+  const std::lock_guard lock(mutex_);
+  backward_began_ = true;
+  gains_.record(node, inputs, outputs);
+}
+
+int Probe::finish(double scale, double rest) {
+  gains_.settle(rest);
+  std::vector<at::Tensor> all;
+  for (const Measurement& one : measurements_) all.push_back(one.norms);
+  for (const Relative& one : relatives_) {
+    all.push_back(one.norm);
+    all.push_back(one.of_error);
+  }
+  const std::vector<double> values = all.empty() ? std::vector<double>() : read_energies(all);
+
+  std::map<Site*, Sensitivity> measured;
+  const auto enter = [&](Site* site, int bits, Sensitivity::Estimate estimate, double energy) {
+    Sensitivity& sensitivity = measured[site];
+    sensitivity.estimate = std::max(sensitivity.estimate, estimate);
+    auto at = std::find_if(sensitivity.errors.begin(), sensitivity.errors.end(),
+                           [&](const auto& entry) { return entry.first == bits; });
+    if (at == sensitivity.errors.end()) {
+      sensitivity.errors.emplace_back(bits, 0.0);
+      at = sensitivity.errors.end() - 1;
+    }
+    at->second += std::isfinite(energy) ? energy * scale : 0;
+  };
+  std::size_t i = 0;
+  for (const Measurement& one : measurements_) {
+    const double gain = one.via ? gains_.of(one.via) : 1;
+    for (const int bits : one.bits)
+      enter(one.site, bits, one.via ? Sensitivity::Estimate::kSignalGain : one.estimate,
+            values[i++] * gain);
+  }
+  for (const Relative& one : relatives_) {
+    const double energy = values[i++], of_error = values[i++];
+    if (one.call->node && energy > 0)
+      enter(one.site, one.bits, Sensitivity::Estimate::kSignalGain,
+            of_error / energy * gains_.sent_by(one.call->node));
+  }
+  for (auto& [site, sensitivity] : measured) {
+    std::sort(sensitivity.errors.begin(), sensitivity.errors.end());
+    if (const auto found = rankings_.find(&root_of(*site)); found != rankings_.end())
+      sensitivity.grouping = found->second.best;
+    site->sensitivity = sensitivity;
+  }
+  measurements_.clear();
+  relatives_.clear();
+  return static_cast<int>(measured.size());
+}
+
+}  // namespace backfold::torch_layer

@@ -1,0 +1,210 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A probe: what folding each site would add to the gradient, measured without folding anything.
+//
+// Two passes of the same forward. In the first, with every leaf moved by epsilon * v for a random
+// direction v, the inputs of each call that saves something foldable are noted and nothing else is
+// kept. In the second, at the leaves' own values, saved tensors are kept as they are, and the
+// difference of the noted inputs gives the tangent of each. In backward each node that reads a
+// foldable tensor is run again with that tensor folded: the change of what it sends on, times the
+// tangents there, is the error of the parameters' gradient along v. (effect.h has the local part,
+// blocks.h the statistics, gains.h what stands in where a node cannot be run again.)
+//
+// A third kind of pass goes along with the user's own step, which it leaves alone, and gathers what
+// needs no second forward.
+
+#ifndef BACKFOLD_TORCH_PROBE_H_
+#define BACKFOLD_TORCH_PROBE_H_
+
+#include <ATen/core/Tensor.h>
+#include <torch/csrc/autograd/function.h>
+
+#include <map>
+#include <memory>
+#include <mutex>
+#include <unordered_set>
+#include <vector>
+
+#include "torch/calls.h"
+#include "torch/demand.h"
+#include "torch/gains.h"
+#include "torch/saved.h"
+#include "torch/site.h"
+
+namespace backfold::torch_layer {
+
+class Probe;
+
+// An input of a call, as the edge that its gradient leaves through.
+struct ProbedInput {
+  const torch::autograd::Node* function = nullptr;
+  std::uint32_t number = 0;
+  int slot = 0;
+  at::Tensor tangent;  // undefined where it is not known
+};
+
+class Probed;
+
+// A call that saved something foldable.
+struct ProbedCall {
+  const Operator* op = nullptr;
+  bool closed_form = false;            // needs no tangents and no second run
+  std::vector<c10::IValue> arguments;  // where a closed form looks at them
+  std::vector<ProbedInput> inputs;
+  std::vector<std::weak_ptr<Probed>> saved;  // owned by the graph
+  const torch::autograd::Node* node = nullptr;
+};
+
+// Error energies of one tensor, for all calls that save it.
+struct FoldedErrors {
+  at::Tensor tensor;  // keeps the memory its own
+  at::Tensor energies;
+};
+
+// A foldable tensor, kept as it is. It comes back folded while its node is run again.
+class Probed : public Reader {
+ public:
+  Probed(std::weak_ptr<Probe> probe, std::shared_ptr<ProbedCall> call, Site& site,
+         at::Tensor tensor, std::shared_ptr<FoldedErrors> errors)
+      : probe_(std::move(probe)),
+        call_(std::move(call)),
+        site_(site),
+        tensor_(std::move(tensor)),
+        errors_(std::move(errors)) {}
+
+  // For a call with a closed form: energies of the errors by width and row. Made once.
+  const at::Tensor& error_energies();
+
+  at::Tensor read() override;
+
+  Site& site() const { return site_; }
+  const at::Tensor& tensor() const { return tensor_; }
+  void fold(at::Tensor folded) { folded_ = std::move(folded); }
+
+ private:
+  const std::weak_ptr<Probe> probe_;
+  const std::shared_ptr<ProbedCall> call_;
+  Site& site_;
+  const at::Tensor tensor_;
+  const std::shared_ptr<FoldedErrors> errors_;
+  at::Tensor folded_;  // while it stands in
+};
+
+// The error of one site at some widths, still on its device.
+struct Measurement {
+  Site* site = nullptr;
+  c10::SmallVector<int, 4> bits;
+  Sensitivity::Estimate estimate = Sensitivity::Estimate::kNone;
+  at::Tensor norms;                            // one for each width
+  const torch::autograd::Node* via = nullptr;  // times its signal gain, where given
+};
+
+class Probe : public std::enable_shared_from_this<Probe> {
+ public:
+  enum class Pass : std::uint8_t {
+    kMoved,     // leaves are moved; backward must not run
+    kClean,     // nothing is folded, effects are measured in backward
+    kUsersOwn,  // the user's step: relative errors and signal gains only
+    kFolded,    // one site is folded, to see the whole effect in the gradient
+  };
+
+  Probe(std::uint64_t seed, double epsilon) : seed_(seed), epsilon_(epsilon) {}
+
+  void begin(Pass pass);
+  Pass pass() const { return pass_; }
+
+  // What an entry does with a tensor in a pass that is not the user's own.
+  Saved save(const at::Tensor& tensor, Site& site, const Demand& demand, RunningCall& call,
+             SitesAlive sites);
+  // Beside the store, in the user's own step.
+  void note(const at::Tensor& tensor, Site& site, const Demand& demand, RunningCall& call);
+  void call_begins(const RunningCall& call);
+  void call_ended(const RunningCall& call, c10::ArrayRef<c10::IValue> results);
+
+  // In passes of kind kFolded: the root of the site to fold, and how. None folds nothing.
+  void fold_only(const Site* root, int bits, std::uint64_t draw);
+  // Ranks groupings by the errors gathered so far.
+  void settle_rankings();
+  Grouping grouping_of(const Site& root) const { return rankings_.at(&root).best; }
+  bool saw(const Site& root) const { return rankings_.contains(&root); }
+
+  // Whether backward was begun in this pass, and whether there was anything to read in it.
+  bool backward_began() const { return backward_began_; }
+  bool saved_something() const { return saved_something_; }
+
+  // Writes what was measured to the sites, times `scale`; returns how many have a new table.
+  // `rest` is the signal gain of nodes that this probe did not see.
+  int finish(double scale, double rest = 0);
+
+  // For the nodes' hooks.
+  void read_begins(const std::shared_ptr<ProbedCall>& call);
+  void add(Measurement measurement);
+  double epsilon() const { return epsilon_; }
+  Key next_key();
+  // How a site's tensor would be packed, `bits` wide.
+  GroupFormat format_of(const Site& site, const at::Tensor& tensor, int bits);
+  void record_gains(const torch::autograd::Node& node, const std::vector<at::Tensor>& inputs,
+                    const std::vector<at::Tensor>& outputs);
+
+ private:
+  // The groupings of one bundle, with their errors, until they are ranked.
+  struct Ranking {
+    std::vector<Grouping> groupings;
+    std::vector<at::Tensor> errors;
+    Grouping best;
+  };
+  // Inputs of a call in the first pass.
+  struct Moved {
+    const Operator* op = nullptr;
+    std::vector<std::pair<at::Tensor, std::uint32_t>> inputs;  // with their versions
+  };
+  // Relative errors of a tensor whose node is not run again.
+  struct Relative {
+    Site* site = nullptr;
+    int bits = 0;
+    std::shared_ptr<ProbedCall> call;
+    at::Tensor norm, of_error;
+  };
+
+  std::shared_ptr<ProbedCall> call_record(RunningCall& call, Site& site);
+  void note_moved(const RunningCall& call, Site& site);
+  void take_tangents(const RunningCall& call, Site& site, ProbedCall& record);
+  void rank(const at::Tensor& tensor, Site& site);
+  std::shared_ptr<FoldedErrors> errors_of(const at::Tensor& tensor, const Site& site);
+  void add_relative_errors(const at::Tensor& tensor, Site& site,
+                           const std::shared_ptr<ProbedCall>& call);
+  at::Tensor folded(const at::Tensor& tensor, const Site& site);
+  bool watches_nodes() const;
+  void watch(const at::Tensor& result, const std::shared_ptr<ProbedCall>& call);
+
+  const std::uint64_t seed_;
+  const double epsilon_;
+  Pass pass_ = Pass::kMoved;
+  bool backward_began_ = false, saved_something_ = false;
+  std::uint64_t draws_ = 0;
+  std::map<std::pair<const Site*, int>, Moved> moved_;  // by site and how often it was seen
+  std::map<const Site*, int> seen_;
+  std::map<const Site*, Ranking> rankings_;  // by root
+  std::vector<std::shared_ptr<ProbedCall>> calls_;
+  // By storage and root; what has expired may be another tensor's.
+  std::map<std::pair<const void*, const Site*>, std::weak_ptr<FoldedErrors>> folded_errors_;
+  std::unordered_set<const torch::autograd::Node*> watched_;
+  std::mutex mutex_;  // of what follows: hooks run on autograd's threads
+  bool settled_ = false;
+  const Site* only_ = nullptr;
+  int only_bits_ = 0;
+  std::uint64_t only_draw_ = 0;
+  std::vector<Measurement> measurements_;
+  std::vector<Relative> relatives_;
+  Gains gains_;
+};
+
+// The widths at which a site is measured.
+c10::SmallVector<int, 4> probed_widths(const Site& site);
+
+// Whether folding a site is a matter of choice, as far as its last steps tell.
+bool is_foldable(const Site& site, const Demand& demand);
+
+}  // namespace backfold::torch_layer
+
+#endif  // BACKFOLD_TORCH_PROBE_H_
