@@ -22,7 +22,17 @@ _require_supported_torch()
 
 from backfold._C import Packet  # noqa: E402
 from backfold._controller import Controller, inspect  # noqa: E402
+from backfold._gact import controller  # noqa: E402
 from backfold._packing import pack, unpack  # noqa: E402
 from backfold._report import Report  # noqa: E402
 
-__all__ = ["Controller", "Packet", "Report", "__version__", "inspect", "pack", "unpack"]
+__all__ = [
+    "Controller",
+    "Packet",
+    "Report",
+    "__version__",
+    "controller",
+    "inspect",
+    "pack",
+    "unpack",
+]

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import fnmatch
+import os
 import threading
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -16,6 +17,9 @@ from torch.nn.modules.module import (
 
 from backfold import _C
 from backfold._check import CheckResult, check_gradients
+from backfold._options import UNSET, Unset, probe_schedule, probe_share, target_of
+from backfold._plan import read_plan, write_plan
+from backfold._probes import Probes
 from backfold._report import Report
 
 
@@ -61,7 +65,9 @@ class Controller:
     """Folds what backward needs while its block runs.
 
     Built once, entered every step. The forward pass stays exact; what autograd saves inside the
-    block is kept in `bits` bits an element, or exactly where fewer bits are enough to be exact.
+    block is kept in few bits an element, or exactly where fewer bits are enough to be exact. At
+    some steps the controller measures how much each tensor's rounding adds to the gradient, and
+    gives each the width that is worth it.
 
     >>> model = torch.nn.Sequential(torch.nn.Linear(256, 256), torch.nn.ReLU())
     >>> fold = Controller(model, bits=4)
@@ -71,41 +77,79 @@ class Controller:
     >>> fold.steps
     1
 
+    How much is kept is said by one of `bits`, `ratio`, `budget` and `level`; 4 bits where none is.
+
     Args:
         model: its parameters and buffers are never packed, and its module paths name the places
-            that save tensors. May be left out: parameters that require gradients are known anyway.
-        bits: width of a code, one of 1, 2, 3, 4, 5, 6, 8, 16; headers add 0.25 bits an element.
-            ``None`` folds only what stays exact: training is then bitwise what it was (but for a
-            NaN that enters hardtanh or a shrink on the CPU, see docs/backward.md).
+            that save tensors. Its call is recorded at probe steps and run again after backward. May
+            be left out: parameters that require gradients are known anyway, and a coarser estimate
+            stands in for the probe.
+        bits: mean width of a code over the elements of lossy tensors, from 1 to 16; headers add
+            0.25 bits an element. ``None`` folds only what stays exact: training is then bitwise
+            what it was (but for a NaN that enters hardtanh or a shrink on the CPU, see
+            docs/backward.md).
+        ratio: bytes that autograd alone would keep alive, by bytes held.
+        budget: bytes held at the end of the block, as a number or like ``"6GiB"``. Of steps that
+            differ in size the largest has to meet it.
+        level: a level of GACT, ``"L0"`` to ``"L2.2"``, or ``"paper-L0"``, ``"paper-L1"``.
+        adaptive: False keeps one width everywhere: 1, 2, 3, 4, 5, 6, 8 or 16 bits.
+        plan: widths that an earlier run saved with `save_plan`, as a path or a dict; nothing is
+            measured then, and none of the above is needed.
         keep: modules whose saved tensors stay as they are, as patterns of paths or as instances.
         min_bytes: smaller tensors stay as they are.
         seed: of stochastic rounding. torch's own generators are never touched.
+        probe_steps: steps at which sensitivities are measured; then every `probe_every` steps, and
+            where tensors appear that the plan does not know.
+        probe_fraction: part of the batch that is run again.
+        replay: False for a model whose call has effects that must not happen twice.
+        sync: under torch.distributed every process would plan alone; False says that it may.
     """
 
     def __init__(
         self,
         model: torch.nn.Module | None = None,
         *,
-        bits: int | None = 4,
+        bits: float | Unset | None = UNSET,
+        ratio: float | None = None,
+        budget: int | str | None = None,
+        level: str | None = None,
+        adaptive: bool = True,
+        plan: str | os.PathLike[str] | dict[str, Any] | None = None,
         keep: Iterable[str | torch.nn.Module] = (),
         min_bytes: int = 16384,
         seed: int = 0,
+        probe_steps: Iterable[int] = (2, 100, 300, 1000),
+        probe_every: int | None = 1000,
+        probe_fraction: float = 0.25,
+        replay: bool = True,
+        sync: bool = True,
     ) -> None:
         if model is not None and not isinstance(model, torch.nn.Module):
             raise TypeError(f"model must be a torch.nn.Module or None, got {type(model).__name__}")
-        for name, value in (("bits", bits), ("min_bytes", min_bytes), ("seed", seed)):
-            if isinstance(value, bool) or not isinstance(
-                value, (int, type(None)) if name == "bits" else int
-            ):
-                allowed = "an int or None" if name == "bits" else "an int"
-                raise TypeError(f"{name} must be {allowed}, got {value!r}")
+        for name, value in (("min_bytes", min_bytes), ("seed", seed)):
+            if isinstance(value, bool) or not isinstance(value, int):
+                raise TypeError(f"{name} must be an int, got {value!r}")
         if not 0 <= seed < 2**64:
             raise ValueError(f"seed must be from 0 to 2**64 - 1, got {seed}")
+        target = target_of(bits, ratio, budget, level, adaptive)
+        schedule = probe_schedule(probe_steps, probe_every)
+        fraction = probe_share(probe_fraction)
+        given = None if plan is None else read_plan(plan)
+        if target.adaptive and given is None and sync and _is_distributed():
+            raise ValueError(
+                "sync=True needs tables combined across processes, which Backfold does not do yet: "
+                "sync=False lets each plan alone, adaptive=False or plan= need no tables"
+            )
         self._model = model
         self._keep = (keep,) if isinstance(keep, (str, torch.nn.Module)) else tuple(keep)
-        bits = bits if bits is None else max(min(bits, 1 << 30), -1)
-        self._core = _C.Controller(bits, min_bytes, seed, False)
+        self._nested: list[bool] = []  # blocks inside a block that calibrate() holds open
+        self._core = _C.Controller(*target, min_bytes, seed, False)
         self._list_model()
+        self._probes: Probes | None = None
+        if given is not None:
+            self._core.load_plan(given)
+        elif target.adaptive:
+            self._probes = Probes(self._core, model, schedule, fraction, replay)
 
     def _list_model(self) -> None:
         modules = dict(self._model.named_modules()) if self._model is not None else {}
@@ -117,9 +161,14 @@ class Controller:
         )
 
     def __enter__(self) -> Controller:
+        if self._nested:
+            self._nested.append(True)
+            return self
         device = _cuda_device()
         if self._model is not None and self._core.stale:
             self._list_model()
+        if self._probes is not None:
+            self._probes.before_step()
         watch = self._core.wants_modules()
         self._core.enter(device)
         if watch:
@@ -128,9 +177,14 @@ class Controller:
         return self
 
     def __exit__(self, *exception: object) -> None:
+        if len(self._nested) > 1:
+            self._nested.pop()
+            return
         self._core.exit()
         if self._watches:
             _module_hooks.close()
+        if self._probes is not None:
+            self._probes.after_block()
 
     @property
     def steps(self) -> int:
@@ -141,6 +195,49 @@ class Controller:
         """What the last step kept for backward: by whom, how, and why."""
         return Report(self._core.report())
 
+    def calibrate(self, step: Callable[[], Any], method: str = "probe") -> None:
+        """Measures sensitivities over the whole of `step` and plans by them, now.
+
+        `step` runs forward and backward; the controller's block around its forward may be there or
+        not. It is called twice (``method="exact"``: some times for every tensor, the reference that
+        the probe is tested against), and once more where the controller has seen no step yet.
+        Parameters, gradients, buffers and generators are what they were before.
+        """
+        if not callable(step):
+            raise TypeError(f"step must be callable, got {type(step).__name__}")
+        if method not in ("probe", "exact"):
+            raise ValueError(f"method must be 'probe' or 'exact', got {method!r}")
+        if self._probes is None:
+            raise ValueError("calibrate needs an adaptive controller, without plan=")
+        self._probes.forget()
+        self._nested.append(True)  # the block inside `step` is ours already
+        try:
+            self._core.calibrate(step, [], 1.0, method == "exact")
+        finally:
+            self._nested.clear()
+        self._core.replan()
+
+    def plan(self) -> dict[str, Any]:
+        """Width and layout of every place that saves tensors, and why; JSON can hold it."""
+        return self._core.plan()
+
+    def save_plan(self, path: str | os.PathLike[str]) -> None:
+        """Writes `plan()` as JSON, to be read, edited and given to another Controller."""
+        write_plan(path, self.plan())
+
+    def state_dict(self) -> dict[str, Any]:
+        """What was learned, measured and planned: a run that takes it up makes the same packets."""
+        return self._core.state()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Takes up where `state_dict` was called, for the same model."""
+        if not isinstance(state, dict) or "sites" not in state:
+            raise TypeError("state must be a dict that state_dict() made")
+        self._core.load_state(state)
+
+    def _probe_due(self) -> bool:
+        return self._probes is not None and self._probes.due(self.steps)
+
     def check(self, step: Callable[[], torch.Tensor], repeats: int = 8) -> CheckResult:
         """Compares folded gradients with plain ones on the user's own batch.
 
@@ -149,6 +246,15 @@ class Controller:
         generators are what they were before.
         """
         return check_gradients(self, self._model, step, repeats)
+
+
+def _is_distributed() -> bool:
+    distributed = torch.distributed
+    return (
+        distributed.is_available()
+        and distributed.is_initialized()
+        and distributed.get_world_size() > 1
+    )
 
 
 def _cuda_device() -> int:
@@ -218,7 +324,7 @@ def inspect(fn: Callable[[], Any], model: torch.nn.Module | None = None) -> Repo
     """
     if not callable(fn):
         raise TypeError(f"fn must be callable, got {type(fn).__name__}")
-    core = _C.Controller(None, 0, 0, True)
+    core = _C.Controller("exact", 0.0, False, 0, 0, True)
     if model is not None:
         modules = [(module, path, False) for path, module in model.named_modules()]
         core.list_model(modules, _named_tensors(model))

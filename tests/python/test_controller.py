@@ -71,11 +71,11 @@ def test_accumulation_over_entries_counts_each(device):
 @pytest.mark.parametrize(
     ("arguments", "error", "text"),
     [
-        ({"bits": 7}, ValueError, "bits must be .*1, 2, 3, 4, 5, 6, 8.*got 7"),
+        ({"bits": 7, "adaptive": False}, ValueError, "bits must be .*1, 2, 3, 4, 5, 6, 8.*got 7"),
         ({"bits": 0}, ValueError, "bits must be .*got 0"),
         ({"bits": -1}, ValueError, "bits must be .*got -1"),
         ({"bits": 2**70}, ValueError, "bits must be"),
-        ({"bits": 4.0}, TypeError, "bits must be .*4.0"),
+        ({"bits": 16.5}, ValueError, "bits must be .*16.5"),
         ({"bits": "4"}, TypeError, "bits must be .*'4'"),
         ({"bits": True}, TypeError, "bits must be .*True"),
         ({"model": lambda x: x}, TypeError, "model must be a torch.nn.Module.*got function"),

@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""When sensitivities are measured, and on what: the user's own steps, recorded and run again."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import torch
+
+from backfold import _C
+from backfold._options import ProbeSchedule
+from backfold._replay import ModelCall, Recorder
+
+# Places that the plan does not know ask for a probe, but not at every step: a model that differs
+# from step to step would be measured all the time.
+_STEPS_BETWEEN = 10
+# Steps after which a backward that has not come will not come: gradients may be accumulated over
+# several blocks before the first of them is run backward.
+_PATIENCE = 64
+
+
+def _can_run_again(model: torch.nn.Module) -> bool:
+    """Not where parameters are pieces of tensors that several processes put together."""
+    return all(type(p) in (torch.Tensor, torch.nn.Parameter) for p in model.parameters())
+
+
+class Probes:
+    """The probes of one controller.
+
+    A probe step goes as any other, but the call of the model is recorded. When the next step
+    begins, the call is run again with the gradients that arrived, and the plan is made. What is
+    saved outside of the model's call (the loss), or all of it where there is no call to run again,
+    is judged by the energies of the gradients in the user's own backward.
+    """
+
+    def __init__(
+        self,
+        core: _C.Controller,
+        model: torch.nn.Module | None,
+        schedule: ProbeSchedule,
+        fraction: float,
+        replay: bool,
+    ) -> None:
+        self._core = core
+        self._model = model if replay and model is not None and _can_run_again(model) else None
+        self._schedule = schedule
+        self._fraction = fraction
+        self._recorder: Recorder | None = None
+        self._call: ModelCall | None = None
+        self._waits = False  # for the backward of a step that was watched
+        self._handles: list[Any] = []
+        self._last = 0  # step that was watched
+        self._again = False  # the last one failed and is worth another try
+
+    def due(self, step: int) -> bool:
+        """Whether sensitivities should be measured at this step."""
+        if self._again or self._schedule.due(step):
+            return True
+        return self._core.has_unknown_sites and step - self._last >= _STEPS_BETWEEN
+
+    def before_step(self) -> None:
+        """Measures what the last step recorded, and records the next one where it is time."""
+        if self._waits and self._core.steps - self._last < _PATIENCE and self._comes_later():
+            return
+        if self._waits:
+            self._measure()
+        if not self.due(self._core.steps + 1):
+            return
+        self._last = self._core.steps + 1
+        self._again = False
+        self._core.begin_own_probe()
+        if self._model is not None:
+            self._recorder = ModelCall.watch(self._model, self._fraction)
+            self._call = self._recorder.__enter__()
+            self._handles = [
+                self._model.register_forward_pre_hook(self._model_begins, prepend=True),
+                self._model.register_forward_hook(self._model_ends, always_call=True),
+            ]
+
+    def after_block(self) -> None:
+        if self._recorder is not None:
+            self._recorder.__exit__()
+            self._recorder = None
+        self._core.inside_model(False)
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+        self._waits |= self._last == self._core.steps
+
+    def forget(self) -> None:
+        """A step that waits for its backward is not measured: something better is at hand."""
+        self._waits = False
+        self._call = None
+
+    def _comes_later(self) -> bool:
+        return self._call.waits if self._call is not None else not self._core.own_probe_ran
+
+    def _model_begins(self, *_: object) -> None:
+        self._core.inside_model(True)
+
+    def _model_ends(self, *_: object) -> None:
+        self._core.inside_model(False)
+
+    def _measure(self) -> None:
+        call, self._call, self._waits = self._call, None, False
+        gain = 0.0
+        measured = 0
+        if call is not None and call.ready:
+            try:
+                with call.untouched():
+                    scale = 1 / call.share if call.sliced_gradients else call.share
+                    measured = self._core.calibrate(call.step(), call.input_leaves, scale, False)
+                    gain = call.gain
+            except Exception as error:  # training goes on with what the own step tells
+                if call.share == 1:
+                    self._give_up(f"running it again failed: {error}")
+                else:
+                    self._again = True  # with the whole batch
+        elif call is not None:
+            self._give_up(call.reason)
+        if measured + self._core.finish_own_probe(gain) > 0:
+            self._core.replan()
+
+    def _give_up(self, reason: str) -> None:
+        """From now on the user's own steps are all there is."""
+        self._model = None
+        warnings.warn(
+            f"backfold: the model's call cannot be measured by running it again ({reason}); "
+            "signal gains of the own steps are used, which plan less well",
+            stacklevel=4,
+        )
