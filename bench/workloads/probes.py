@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a probe costs: time and peak of the steps at which sensitivities are measured.
+
+    bench/run probes                    ResNet-50 and BERT-large
+    bench/run probes swin_t gpt2        other workloads of bench/run h200
+    bench/run probes --tiny             tiny sizes on the CPU: does it all still run?
+
+Probes come at steps 2, 6 and 10: the call of the model is recorded there and run again when the
+next step begins. What a probe costs is what these two steps take beyond the median of the others,
+in steps of plain training; the first one also warms up kernels for its part of the batch.
+"""
+
+import argparse
+import contextlib
+import statistics
+import sys
+import time
+
+import backfold
+import measure
+import torch
+from models import BUILDERS
+
+PROBED = (2, 6, 10)
+STEPS = 16
+
+
+def probe(name: str, bits: float, fraction: float, tiny: bool) -> None:
+    device = "cpu" if tiny else "cuda"
+    measure.free(device)
+    torch.manual_seed(7)
+    with torch.device(device):
+        workload = BUILDERS[name](tiny)
+    plain = measure.steps(workload, contextlib.nullcontext)
+    measure.free(device)
+    fold = backfold.Controller(
+        workload.model,
+        bits=bits,
+        probe_steps=PROBED,
+        probe_every=None,
+        probe_fraction=fraction,
+        min_bytes=0 if tiny else 16384,
+    )
+    optimizer = torch.optim.SGD(workload.model.parameters(), lr=measure.LEARNING_RATE)
+    costs = {i: measure.step(workload, optimizer, lambda: fold) for i in range(1, STEPS + 1)}
+    probed = {i for step in PROBED for i in (step, step + 1)}
+    after = [costs[i] for i in range(PROBED[-1] + 2, STEPS + 1)]
+    before = [costs[i] for i in range(3, STEPS + 1) if i not in probed]
+    steady = statistics.median(cost.step_ms for cost in before)
+    print(f"{name}: plain {plain.step_ms:.1f} ms, peak {plain.peak_mib:,.0f} MiB", flush=True)
+    for step in PROBED:
+        extra = costs[step].step_ms + costs[step + 1].step_ms - 2 * steady
+        peak = max(costs[step].peak_mib, costs[step + 1].peak_mib)
+        print(
+            f"  probe at step {step}: {extra:.1f} ms, {extra / plain.step_ms:.2f} plain steps; "
+            f"peak {peak:,.0f} MiB, {peak / plain.peak_mib:.2f} of plain's"
+        )
+    extra = costs[PROBED[-1]].step_ms + costs[PROBED[-1] + 1].step_ms - 2 * steady
+    first = costs[PROBED[0]].step_ms + costs[PROBED[0] + 1].step_ms - 2 * steady
+    print(
+        f"  over the first 1,000 steps {(first + 3 * extra) / steady / 10:.2f}%, "
+        f"later {extra / steady / 10:.2f}%"
+    )
+    held = max(cost.held_mib for cost in after)
+    report = fold.report().to_dict()
+    planned = report["plan"]["held_bytes"] / measure.MIB
+    print(
+        f"  with the plan: step {statistics.median(c.step_ms for c in after) / plain.step_ms:.2f} "
+        f"of plain's, held {held:,.1f} MiB by the allocator, {planned:,.1f} planned, "
+        f"{report['held_bytes'] / measure.MIB:,.1f} counted; error energy "
+        f"{report['plan']['error']:.3g}, at one width {report['plan']['uniform_error']:.3g}"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("workloads", nargs="*", choices=[[], *BUILDERS], default=[])
+    parser.add_argument("--bits", type=float, default=4)
+    parser.add_argument("--fraction", type=float, default=0.25)
+    parser.add_argument("--tiny", action="store_true")
+    arguments = parser.parse_args()
+    if not arguments.tiny and not torch.cuda.is_available():
+        sys.exit("bench/run probes needs a GPU; --tiny runs on the CPU")
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
+    for name in arguments.workloads or ["resnet50", "bert"]:
+        start = time.perf_counter()
+        probe(name, arguments.bits, arguments.fraction, arguments.tiny)
+        print(f"  ({time.perf_counter() - start:.0f} s)", flush=True)
+
+
+if __name__ == "__main__":
+    main()
