@@ -45,8 +45,11 @@ add_library(backfold_torch SHARED
   src/torch/gains.cpp
   src/torch/geometry.cpp
   src/torch/grouping.cpp
+  src/torch/gradient_sketch.cpp
+  src/torch/guard.cpp
   src/torch/hooks.cpp
   src/torch/node_name.cpp
+  src/torch/noise.cpp
   src/torch/ops.cpp
   src/torch/packet.cpp
   src/torch/plan.cpp

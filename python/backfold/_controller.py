@@ -103,6 +103,8 @@ class Controller:
         probe_fraction: part of the batch that is run again.
         replay: False for a model whose call has effects that must not happen twice.
         sync: under torch.distributed every process would plan alone; False says that it may.
+        on_noise: called every 100 steps with the error that the plan expects, by the gradient's own
+            variance from step to step. Above 0.1 a warning says what would help.
     """
 
     def __init__(
@@ -123,6 +125,7 @@ class Controller:
         probe_fraction: float = 0.25,
         replay: bool = True,
         sync: bool = True,
+        on_noise: Callable[[float], None] | None = None,
     ) -> None:
         if model is not None and not isinstance(model, torch.nn.Module):
             raise TypeError(f"model must be a torch.nn.Module or None, got {type(model).__name__}")
@@ -131,6 +134,8 @@ class Controller:
                 raise TypeError(f"{name} must be an int, got {value!r}")
         if not 0 <= seed < 2**64:
             raise ValueError(f"seed must be from 0 to 2**64 - 1, got {seed}")
+        if on_noise is not None and not callable(on_noise):
+            raise TypeError(f"on_noise must be callable or None, got {on_noise!r}")
         target = target_of(bits, ratio, budget, level, adaptive)
         schedule = probe_schedule(probe_steps, probe_every)
         fraction = probe_share(probe_fraction)
@@ -149,7 +154,9 @@ class Controller:
         if given is not None:
             self._core.load_plan(given)
         elif target.adaptive:
-            self._probes = Probes(self._core, model, schedule, fraction, replay)
+            self._probes = Probes(
+                self._core, model, target.kind, schedule, fraction, replay, on_noise
+            )
 
     def _list_model(self) -> None:
         modules = dict(self._model.named_modules()) if self._model is not None else {}

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -18,6 +19,9 @@ _STEPS_BETWEEN = 10
 # Steps after which a backward that has not come will not come: gradients may be accumulated over
 # several blocks before the first of them is run backward.
 _PATIENCE = 64
+# A look waits for the GPU; a warning is not repeated at each.
+_STEPS_BETWEEN_LOOKS = 100
+_STEPS_BETWEEN_WARNINGS = 1000
 
 
 def _can_run_again(model: torch.nn.Module) -> bool:
@@ -38,14 +42,19 @@ class Probes:
         self,
         core: _C.Controller,
         model: torch.nn.Module | None,
+        kind: str,
         schedule: ProbeSchedule,
         fraction: float,
         replay: bool,
+        on_noise: Callable[[float], None] | None,
     ) -> None:
         self._core = core
         self._model = model if replay and model is not None and _can_run_again(model) else None
+        self._kind = kind  # of the target: "bits", "ratio" or "budget"
         self._schedule = schedule
         self._fraction = fraction
+        self._on_noise = on_noise
+        self._warned = -_STEPS_BETWEEN_WARNINGS
         self._recorder: Recorder | None = None
         self._call: ModelCall | None = None
         self._waits = False  # for the backward of a step that was watched
@@ -65,6 +74,8 @@ class Probes:
             return
         if self._waits:
             self._measure()
+        if self._core.planned and self._core.steps % _STEPS_BETWEEN_LOOKS == 0:
+            self._look_at_noise()
         if not self.due(self._core.steps + 1):
             return
         self._last = self._core.steps + 1
@@ -121,6 +132,24 @@ class Probes:
             self._give_up(call.reason)
         if measured + self._core.finish_own_probe(gain) > 0:
             self._core.replan()
+
+    def _look_at_noise(self) -> None:
+        """Weighs the error that the plan expects against the gradient's own variance."""
+        noise = self._core.noise()
+        if noise is None:
+            return
+        ratio, sites, needed = noise
+        if self._on_noise is not None:
+            self._on_noise(ratio)
+        if ratio <= 0.1 or self._core.steps - self._warned < _STEPS_BETWEEN_WARNINGS:
+            return
+        self._warned = self._core.steps
+        enough = "no width would do" if needed is None else f"{self._kind}={needed:.4g} would do"
+        warnings.warn(
+            f"backfold: folding adds {ratio:.0%} of the gradient's own variance, more than the 10% "
+            f"that training does not notice; most of it at {', '.join(sites)}; {enough}",
+            stacklevel=4,
+        )
 
     def _give_up(self, reason: str) -> None:
         """From now on the user's own steps are all there is."""

@@ -383,8 +383,10 @@ class _Autocast:
 
 
 def _energy(tensors: Iterable[torch.Tensor | None]) -> torch.Tensor:
-    norms = [tensor.detach().norm().double().cpu() for tensor in tensors if tensor is not None]
-    return torch.stack(norms).square().sum() if norms else torch.zeros((), dtype=torch.float64)
+    norms: dict[torch.device, list[torch.Tensor]] = {}
+    for norm in torch._foreach_norm([t.detach() for t in tensors if t is not None]):
+        norms.setdefault(norm.device, []).append(norm.float())
+    return sum(torch.stack(of_device).cpu().double().square().sum() for of_device in norms.values())
 
 
 def _is_tensor(value: object) -> bool:

@@ -60,6 +60,7 @@ class PyController {
       state.parameters.push_back(
           {tensor, state.sites->landmark(name, owner == paths_.end() ? 0 : owner->second)});
     }
+    torch_layer::watch_gradients(state);
     state.unknown_modules = false;
   }
 
@@ -100,7 +101,8 @@ class PyController {
   // A probe that goes along with the next step. What runs inside the model it leaves out.
   void begin_own_probe() {
     auto& state = controller_.state();
-    state.probe = std::make_shared<torch_layer::Probe>(state.options.seed, 0);
+    state.probe = std::make_shared<torch_layer::Probe>(state.options.seed, 0,
+                                                       torch_layer::least_width(state));
     state.probe->begin(torch_layer::Probe::Pass::kUsersOwn);
     state.inside_model = false;
   }
@@ -109,6 +111,13 @@ class PyController {
   int finish_own_probe(double rest) {
     const auto probe = std::exchange(controller_.state().own_probe, nullptr);
     return probe && probe->backward_began() ? probe->finish(1, rest) : 0;
+  }
+
+  // (ratio, sites that add most, value of the target that would do), or None.
+  py::object noise() {
+    const auto noise = torch_layer::noise_of(controller_.state());
+    if (!noise) return py::none();
+    return py::make_tuple(noise->ratio, noise->sites, noise->needed);
   }
 
   bool own_probe_ran() {
@@ -178,6 +187,7 @@ py::dict as_dict(const Report& report) {
   dict["held_bytes"] = report.held_bytes;
   dict["alive_bytes"] = report.alive_bytes;
   dict["unseen_bytes"] = report.unseen_bytes;
+  dict["noise"] = report.noise;
   dict["plan"] = py::none();
   if (report.plan) dict["plan"] = as_dict(*report.plan);
   py::list sites;
@@ -204,6 +214,7 @@ void add_controller(py::module_& module) {
       .def("begin_own_probe", &PyController::begin_own_probe)
       .def("inside_model", &PyController::inside_model)
       .def("finish_own_probe", &PyController::finish_own_probe)
+      .def("noise", &PyController::noise)
       .def("state", &PyController::state)
       .def("load_state", &PyController::load_state)
       .def("plan", &PyController::plan)

@@ -32,12 +32,13 @@ class MovedLeaves {
           leaf.device().str(), at::globalContext().defaultGenerator(leaf.device()).clone());
       if (made) generator->second.set_current_seed(seed);
       at::Tensor alias = leaf.variable_data();
-      values_.push_back(alias.clone());
       aliases_.push_back(alias);
       directions.push_back(
           at::empty_like(alias, at::MemoryFormat::Contiguous).normal_(0, 1, generator->second));
     }
-    if (!aliases_.empty()) at::_foreach_add_(aliases_, directions, epsilon);
+    if (aliases_.empty()) return;
+    values_ = at::_foreach_mul(aliases_, 1);  // copies, in few kernels
+    at::_foreach_add_(aliases_, directions, epsilon);
   }
   ~MovedLeaves() {
     const at::AutoGradMode no_grad(false);
@@ -152,6 +153,17 @@ std::vector<at::Tensor> leaves_of(const State& state, const CalibrateOptions& op
   return leaves;
 }
 
+// Gradients meanwhile are none of the user's.
+struct Paused {
+  explicit Paused(const State& state) : guard(state.guard.get()) {
+    if (guard) guard->pause(true);
+  }
+  ~Paused() {
+    if (guard) guard->pause(false);
+  }
+  Guard* const guard;
+};
+
 constexpr const char* kNoBackward =
     "step must run backward: it saved tensors for it and never asked for them";
 
@@ -178,11 +190,12 @@ double squared_distance(const std::vector<at::Tensor>& a, const std::vector<at::
 
 int calibrate(const std::shared_ptr<State>& state, const std::function<void()>& step,
               const CalibrateOptions& options) {
+  const Paused paused(*state);
   const Snapshot snapshot(*state);
   learn_sites(state, step, snapshot);
   const std::vector<at::Tensor> leaves = leaves_of(*state, options);
   const double epsilon = epsilon_for(*state, leaves);
-  const auto probe = std::make_shared<Probe>(seed_of(*state), epsilon);
+  const auto probe = std::make_shared<Probe>(seed_of(*state), epsilon, least_width(*state));
   {
     const MovedLeaves moved(leaves, epsilon, seed_of(*state));
     run(state, probe, Probe::Pass::kMoved, step);
@@ -196,10 +209,11 @@ int calibrate(const std::shared_ptr<State>& state, const std::function<void()>& 
 int calibrate_exactly(const std::shared_ptr<State>& state, const std::function<void()>& step,
                       const CalibrateOptions& options) {
   constexpr std::uint64_t kDraws = 2;
+  const Paused paused(*state);
   const Snapshot snapshot(*state);
   learn_sites(state, step, snapshot);
   const std::vector<at::Tensor> leaves = leaves_of(*state, options);
-  const auto probe = std::make_shared<Probe>(seed_of(*state), 0);
+  const auto probe = std::make_shared<Probe>(seed_of(*state), 0, 1);
   const auto gradients = [&](const Site* only, int bits, std::uint64_t draw) {
     probe->fold_only(only, bits, draw);
     run(state, probe, Probe::Pass::kFolded, step);
@@ -219,7 +233,7 @@ int calibrate_exactly(const std::shared_ptr<State>& state, const std::function<v
       continue;
     }
     Sensitivity found{Sensitivity::Estimate::kExact, probe->grouping_of(site), {}};
-    for (const int bits : probed_widths(site)) {
+    for (const int bits : probe->widths(site)) {
       double sum = 0;
       for (std::uint64_t draw = 0; draw < kDraws; ++draw)
         sum += squared_distance(gradients(&site, bits, draw), clean);

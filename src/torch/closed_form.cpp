@@ -24,7 +24,8 @@ constexpr Form kForms[] = {{"aten::addmm", "mat1", "mat2"},
 bool is_convolution(const Operator& op) { return op.name == "aten::convolution"; }
 
 at::Tensor squares(const at::Tensor& tensor) {
-  return (tensor.scalar_type() == at::kDouble ? tensor : tensor.to(at::kFloat)).square();
+  const bool wide = tensor.scalar_type() == at::kFloat || tensor.scalar_type() == at::kDouble;
+  return (wide ? tensor : tensor.to(at::kFloat)).square();
 }
 
 }  // namespace

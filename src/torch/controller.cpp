@@ -61,6 +61,7 @@ Controller::Controller(const torch::nn::Module& model, ControllerOptions options
   for (const auto& tensors : {model.named_parameters(), model.named_buffers()})
     for (const auto& tensor : tensors)
       state_->parameters.push_back({tensor.value(), state_->sites->landmark(tensor.key(), 0)});
+  torch_layer::watch_gradients(*state_);
   if (!state_->parameters.empty()) state_->device = state_->parameters.front().tensor.device();
 }
 

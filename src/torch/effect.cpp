@@ -35,8 +35,12 @@ constexpr std::string_view kOnceOperators =
     "aten::_cudnn_rnn aten::miopen_rnn aten::mkldnn_rnn_layer";
 
 at::Tensor as_float(const at::Tensor& tensor) {
-  return tensor.scalar_type() == at::kDouble ? tensor : tensor.to(at::kFloat);
+  const bool wide = tensor.scalar_type() == at::kFloat || tensor.scalar_type() == at::kDouble;
+  return wide ? tensor : tensor.to(at::kFloat);
 }
+
+// Elements up to which a tensor may wait for its norm, to be taken with many others.
+constexpr std::int64_t kSmall = 1 << 16;
 
 // What a node sends on along one edge, changed by folding.
 at::Tensor change(const at::Tensor& folded, const at::Tensor& clean) {
@@ -59,15 +63,22 @@ at::Tensor at_leaf(const Node* node, at::Tensor error) {
 void measure_run(Probe& probe, const Node& node, const ProbedCall& call, Site& site, int bits,
                  const variable_list& clean, const variable_list& folded) {
   std::vector<at::Tensor> sums;  // over blocks, of edges whose blocks match
-  const auto add = [&](const at::Tensor& error, const Node* via) {
-    probe.add({&site, {bits}, Sensitivity::Estimate::kRerun, norm_of(error), via});
+  const auto add = [&](const at::Tensor& error, double factor, const Node* via) {
+    const bool small = error.numel() <= kSmall && error.layout() == at::kStrided;
+    probe.add({&site,
+               {bits},
+               Sensitivity::Estimate::kRerun,
+               small ? error : norm_of(error),
+               !small,
+               factor,
+               via});
   };
   for (std::size_t i = 0; i < clean.size() && i < folded.size(); ++i) {
     const auto& edge = node.next_edge(i);
     if (!clean[i].defined() || !folded[i].defined() || !edge.function) continue;
     const at::Tensor error = change(folded[i], clean[i]);
     if (leads_to_leaf(edge.function.get())) {
-      add(at_leaf(edge.function.get(), error), nullptr);
+      add(at_leaf(edge.function.get(), error), 1, nullptr);
       continue;
     }
     const auto input = std::find_if(call.inputs.begin(), call.inputs.end(), [&](const auto& one) {
@@ -75,7 +86,7 @@ void measure_run(Probe& probe, const Node& node, const ProbedCall& call, Site& s
     });
     if (input == call.inputs.end() || !input->tangent.defined() ||
         !input->tangent.is_same_size(error)) {
-      add(error, edge.function.get());
+      add(error, 1, edge.function.get());
       continue;
     }
     at::Tensor sum =
@@ -88,7 +99,7 @@ void measure_run(Probe& probe, const Node& node, const ProbedCall& call, Site& s
       *like = *like + sum;
     }
   }
-  for (const at::Tensor& sum : sums) add(sum / probe.epsilon(), nullptr);
+  for (const at::Tensor& sum : sums) add(sum, 1 / probe.epsilon(), nullptr);
 }
 
 // Saved tensors of a call that are the same memory: one packet serves them, so they are folded
@@ -117,7 +128,7 @@ void measure(Probe& probe, Node& node, const ProbedCall& call, const variable_li
              const variable_list& inputs) {
   for (const auto& bundle : bundles_of(call)) {
     Site& site = bundle[0]->site();
-    const auto widths = probed_widths(site);
+    const auto widths = probe.widths(site);
     if (call.closed_form) {
       if (!inputs[0].defined()) continue;
       const at::Tensor energies =

@@ -112,6 +112,7 @@ Entry::Entry(std::shared_ptr<State> state)
   hook_installer().install();
   state_->thread = std::this_thread::get_id();
   current_entry = this;
+  if (state_->guard && !state_->probing()) state_->guard->begin_step();
   const std::lock_guard lock(entered().mutex);
   entered().states.push_back(state_.get());
 }
@@ -146,6 +147,13 @@ void Entry::note_reference() {
     if (ledger.lossy.elements == 0) reference.fixed_bytes += ledger.held_bytes;
     if (ledger.kind != Kind::kAlive) reference.unique_bytes += ledger.unique_bytes;
   }
+}
+
+int least_width(const State& state) {
+  // Below half of the mean width few tensors go, and not far.
+  const bool wide =
+      state.target && uniform_width(*state.sites, state.reference, *state.target, state.steps) >= 3;
+  return wide ? 2 : 1;
 }
 
 void replan(State& state) {

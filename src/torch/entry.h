@@ -17,6 +17,7 @@
 
 #include "backfold/report.h"
 #include "torch/calls.h"
+#include "torch/guard.h"
 #include "torch/plan.h"
 #include "torch/probe.h"
 #include "torch/saved.h"
@@ -36,6 +37,8 @@ struct State {
   StepReference reference;          // the largest step seen
   std::optional<PlanSummary> plan;  // the last one
   bool outgrown = false;            // a step was larger than the plan knew
+  std::optional<double> noise;      // that the guard saw last
+  std::unique_ptr<Guard> guard;     // of a model's parameters
   std::shared_ptr<Probe> probe;     // while one runs
   // Whether entries belong to a probe, not to the user.
   bool probing() const { return probe && probe->pass() != Probe::Pass::kUsersOwn; }
@@ -111,6 +114,21 @@ struct HookInstaller {
 };
 void set_hook_installer(const HookInstaller& installer);
 const HookInstaller& hook_installer();
+
+// The narrowest width worth measuring for what the user wants.
+int least_width(const State& state);
+
+// Watches the gradients of the parameters as they are listed now.
+void watch_gradients(State& state);
+
+// How the error that the plan expects compares with the gradient's own variance.
+struct Noise {
+  double ratio = 0;                // of the two
+  std::vector<std::string> sites;  // that add most, the worst first
+  std::optional<double> needed;    // value of the target that brings the ratio down to a tenth
+};
+// None until enough gradients were seen. Waits for the devices.
+std::optional<Noise> noise_of(State& state);
 
 // Makes a plan from the tables there are. Sites without one get its mean width.
 void replan(State& state);

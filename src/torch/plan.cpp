@@ -24,6 +24,12 @@ struct Bundle {
   int floor = 1;
   bool measured = false;
 
+  // Nothing is known of widths below the narrowest that was measured.
+  void add(const Sensitivity& sensitivity) {
+    if (sensitivity.errors.empty()) return;
+    measured = true;
+    floor = std::max(floor, sensitivity.errors.front().first);
+  }
   double error(int bits) const {
     double sum = error_at(root->sensitivity, bits);
     for (const Site* rider : riders) sum += error_at(rider->sensitivity, bits);
@@ -51,7 +57,7 @@ std::vector<Bundle> bundles_of(SiteTable& sites, std::int64_t step) {
     bundle.root = &site;
     bundle.floor = std::max(1, site.floor);
     if (site.zero_exact) bundle.floor = std::max(bundle.floor, 2);
-    bundle.measured = !site.sensitivity.errors.empty();
+    bundle.add(site.sensitivity);
     bundles.push_back(std::move(bundle));
   }
   for (Site& site : sites.sites()) {
@@ -60,7 +66,7 @@ std::vector<Bundle> bundles_of(SiteTable& sites, std::int64_t step) {
     Bundle& bundle = bundles[found->second];
     bundle.riders.push_back(&site);
     bundle.floor = std::max(bundle.floor, site.floor);
-    bundle.measured |= !site.sensitivity.errors.empty();
+    bundle.add(site.sensitivity);
   }
   // The order in which sites were first seen must not matter.
   std::sort(bundles.begin(), bundles.end(),
@@ -201,19 +207,27 @@ int uniform_width(const SiteTable& sites, const StepReference& reference, const 
   return best;
 }
 
-PlanSummary make_plan(SiteTable& sites, const StepReference& reference, const Target& target,
-                      std::int64_t step) {
-  const std::vector<Bundle> bundles = bundles_of(sites, step);
+namespace {
+
+struct Solution {
+  std::vector<Bundle> bundles;
+  std::vector<int> widths;  // of each
+  double error = 0, uniform_error = 0;
+};
+
+Solution solve(SiteTable& sites, const StepReference& reference, const Target& target,
+               std::int64_t step) {
+  Solution solution;
+  solution.bundles = bundles_of(sites, step);
   const int uniform = uniform_width(sites, reference, target, step);
   std::vector<PlanSite> menus;
   std::vector<std::vector<int>> widths;
   std::int64_t least = 0;
-  double uniform_error = 0;
-  for (const Bundle& bundle : bundles) {
+  for (const Bundle& bundle : solution.bundles) {
     std::vector<int> allowed = widths_for(target, bundle);
     const int at_uniform = *std::find_if(allowed.begin(), allowed.end() - 1,
                                          [&](int width) { return width >= uniform; });
-    uniform_error += bundle.error(at_uniform);
+    solution.uniform_error += bundle.error(at_uniform);
     if (!bundle.measured) allowed = {at_uniform};
     PlanSite menu;
     for (const int width : allowed)
@@ -225,21 +239,39 @@ PlanSummary make_plan(SiteTable& sites, const StepReference& reference, const Ta
     menus.push_back(std::move(menu));
     widths.push_back(std::move(allowed));
   }
-  std::int64_t allowed = allowance(target, reference, bundles);
+  std::int64_t allowed = allowance(target, reference, solution.bundles);
+  // A mean that floors do not allow is met as closely as they do.
   if (target.kind == Target::Kind::kBits) allowed = std::max(allowed, least);
   if (least > allowed) refuse(sites, reference, target, least, step);
   Plan plan;
   const Status status = backfold::make_plan(menus, allowed, &plan);
   TORCH_CHECK(status.ok(), "backfold: ", status.message());
+  solution.error = plan.error;
+  for (std::size_t i = 0; i < widths.size(); ++i)
+    solution.widths.push_back(widths[i][static_cast<std::size_t>(plan.choice[i])]);
+  return solution;
+}
 
+}  // namespace
+
+double error_for(const SiteTable& sites, const StepReference& reference, const Target& target,
+                 std::int64_t step) {
+  return solve(const_cast<SiteTable&>(sites), reference, target, step).error;
+}
+
+PlanSummary make_plan(SiteTable& sites, const StepReference& reference, const Target& target,
+                      std::int64_t step) {
+  const Solution solution = solve(sites, reference, target, step);
   PlanSummary summary{.step = step,
+                      .sites = 0,
                       .held_bytes = reference.fixed_bytes,
-                      .error = plan.error,
-                      .uniform_error = uniform_error};
+                      .mean_bits = 0,
+                      .error = solution.error,
+                      .uniform_error = solution.uniform_error};
   double elements = 0, bits = 0;
-  for (std::size_t i = 0; i < bundles.size(); ++i) {
-    const Bundle& bundle = bundles[i];
-    const int width = widths[i][static_cast<std::size_t>(plan.choice[i])];
+  for (std::size_t i = 0; i < solution.bundles.size(); ++i) {
+    const Bundle& bundle = solution.bundles[i];
+    const int width = solution.widths[i];
     const Choice choice{width, bundle.grouping()};
     bundle.root->choice = choice;
     for (Site* rider : bundle.riders) rider->choice = choice;

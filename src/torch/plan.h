@@ -47,6 +47,10 @@ int uniform_width(const SiteTable& sites, const StepReference& reference, const 
 PlanSummary make_plan(SiteTable& sites, const StepReference& reference, const Target& target,
                       std::int64_t step);
 
+// The error that a plan for another target would have. Changes nothing.
+double error_for(const SiteTable& sites, const StepReference& reference, const Target& target,
+                 std::int64_t step);
+
 // Sites that the plan does not know, and a probe has not yet tried to measure.
 bool has_unknown_sites(const SiteTable& sites, std::int64_t step);
 

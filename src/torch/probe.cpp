@@ -54,8 +54,8 @@ at::Tensor without_history(const at::Tensor& tensor) {
 }
 
 at::Tensor difference(const at::Tensor& a, const at::Tensor& b) {
-  const at::ScalarType type = a.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
-  return a.to(type) - b.to(type);
+  const bool wide = a.scalar_type() == at::kFloat || a.scalar_type() == at::kDouble;
+  return wide ? a - b : a.to(at::kFloat) - b.to(at::kFloat);
 }
 
 // Arguments whose gradients leave through an edge that is no leaf's.
@@ -73,15 +73,15 @@ void for_each_input(const RunningCall& call, const Function& function) {
 
 }  // namespace
 
-c10::SmallVector<int, 4> probed_widths(const Site& site) {
-  const int least = std::max({site.floor, root_of(site).floor, is_zero_exact(site) ? 2 : 1});
+c10::SmallVector<int, 4> Probe::widths(const Site& site) const {
+  const int least =
+      std::max({least_, site.floor, root_of(site).floor, is_zero_exact(site) ? 2 : 1});
   c10::SmallVector<int, 4> widths;
   for (const int width : {1, 2, 4})
     if (width >= least) widths.push_back(width);
+  if (widths.empty()) widths.push_back(least <= 6 ? 6 : 8);
   const auto& choice = root_of(site).choice;
-  const bool wide = choice && choice->bits >= 6;
-  if (least > 4 && least <= 6) widths.push_back(6);
-  if (widths.size() < 2 || wide) widths.push_back(8);
+  if (choice && choice->bits >= 8 && widths.back() < 8) widths.push_back(8);
   return widths;
 }
 
@@ -101,7 +101,7 @@ const at::Tensor& Probed::error_energies() {
   if (!errors_->energies.defined()) {
     const auto probe = probe_.lock();
     std::vector<at::Tensor> energies;
-    for (const int bits : probed_widths(site_)) {
+    for (const int bits : probe->widths(site_)) {
       const at::Tensor folded =
           round_trip(tensor_, probe->format_of(site_, tensor_, bits), probe->next_key());
       energies.push_back(
@@ -198,7 +198,8 @@ void Probe::rank(const at::Tensor& tensor, Site& site) {
   if (!first) return;
   Ranking& ranking = found->second;
   const auto groups = groups_of(tensor);
-  const int bits = std::max(2, probed_widths(site)[0]);
+  std::vector<at::Tensor> errors;
+  const int bits = std::max(2, widths(site)[0]);
   for (std::size_t i = 0; i < kGroupings.size(); ++i) {
     if (groups[i] == 0 || (kGroupings[i].layout == Layout::kRotated && is_zero_exact(site)))
       continue;
@@ -206,8 +207,9 @@ void Probe::rank(const at::Tensor& tensor, Site& site) {
     const GroupFormat format =
         group_format(tensor, *element_type(tensor.scalar_type()), choice, is_zero_exact(site));
     ranking.groupings.push_back(kGroupings[i]);
-    ranking.errors.push_back(norm_of(difference(round_trip(tensor, format, next_key()), tensor)));
+    errors.push_back(difference(round_trip(tensor, format, next_key()), tensor));
   }
+  ranking.errors = at::_foreach_norm(errors, 2);
 }
 
 void Probe::settle_rankings() {
@@ -235,7 +237,7 @@ void Probe::add_relative_errors(const at::Tensor& tensor, Site& site,
                                 const std::shared_ptr<ProbedCall>& call) {
   gains_.want();
   const at::Tensor norm = norm_of(tensor.tensor_data());
-  for (const int bits : probed_widths(site)) {
+  for (const int bits : widths(site)) {
     const Choice choice{bits, {}};
     const GroupFormat format =
         group_format(tensor, *element_type(tensor.scalar_type()), choice, is_zero_exact(site));
@@ -347,8 +349,18 @@ void Probe::record_gains(const torch::autograd::Node& node, const std::vector<at
 
 int Probe::finish(double scale, double rest) {
   gains_.settle(rest);
+  // What is small was kept as it is: its norms are taken all at once.
+  std::map<std::string, std::vector<Measurement*>> open;
+  for (Measurement& one : measurements_)
+    if (!one.summed) open[one.values.device().str()].push_back(&one);
+  for (const auto& [device, measurements] : open) {
+    std::vector<at::Tensor> values;
+    for (const Measurement* one : measurements) values.push_back(one->values);
+    const std::vector<at::Tensor> norms = at::_foreach_norm(values, 2);
+    for (std::size_t k = 0; k < norms.size(); ++k) measurements[k]->values = norms[k];
+  }
   std::vector<at::Tensor> all;
-  for (const Measurement& one : measurements_) all.push_back(one.norms);
+  for (const Measurement& one : measurements_) all.push_back(one.values);
   for (const Relative& one : relatives_) {
     all.push_back(one.norm);
     all.push_back(one.of_error);
@@ -372,7 +384,7 @@ int Probe::finish(double scale, double rest) {
     const double gain = one.via ? gains_.of(one.via) : 1;
     for (const int bits : one.bits)
       enter(one.site, bits, one.via ? Sensitivity::Estimate::kSignalGain : one.estimate,
-            values[i++] * gain);
+            values[i++] * gain * one.factor * one.factor);
   }
   for (const Relative& one : relatives_) {
     const double energy = values[i++], of_error = values[i++];

@@ -95,7 +95,9 @@ struct Measurement {
   Site* site = nullptr;
   c10::SmallVector<int, 4> bits;
   Sensitivity::Estimate estimate = Sensitivity::Estimate::kNone;
-  at::Tensor norms;                            // one for each width
+  at::Tensor values;   // a norm for each width; or for one width numbers whose norm is meant
+  bool summed = true;  // false in the latter case
+  double factor = 1;   // of the norms
   const torch::autograd::Node* via = nullptr;  // times its signal gain, where given
 };
 
@@ -108,7 +110,9 @@ class Probe : public std::enable_shared_from_this<Probe> {
     kFolded,    // one site is folded, to see the whole effect in the gradient
   };
 
-  Probe(std::uint64_t seed, double epsilon) : seed_(seed), epsilon_(epsilon) {}
+  // `least` is the narrowest width to measure; nothing is known of narrower ones then.
+  Probe(std::uint64_t seed, double epsilon, int least)
+      : seed_(seed), epsilon_(epsilon), least_(least) {}
 
   void begin(Pass pass);
   Pass pass() const { return pass_; }
@@ -140,6 +144,8 @@ class Probe : public std::enable_shared_from_this<Probe> {
   void read_begins(const std::shared_ptr<ProbedCall>& call);
   void add(Measurement measurement);
   double epsilon() const { return epsilon_; }
+  // The widths at which a site is measured.
+  c10::SmallVector<int, 4> widths(const Site& site) const;
   Key next_key();
   // How a site's tensor would be packed, `bits` wide.
   GroupFormat format_of(const Site& site, const at::Tensor& tensor, int bits);
@@ -179,6 +185,7 @@ class Probe : public std::enable_shared_from_this<Probe> {
 
   const std::uint64_t seed_;
   const double epsilon_;
+  const int least_;
   Pass pass_ = Pass::kMoved;
   bool backward_began_ = false, saved_something_ = false;
   std::uint64_t draws_ = 0;
@@ -198,9 +205,6 @@ class Probe : public std::enable_shared_from_this<Probe> {
   std::vector<Relative> relatives_;
   Gains gains_;
 };
-
-// The widths at which a site is measured.
-c10::SmallVector<int, 4> probed_widths(const Site& site);
 
 // Whether folding a site is a matter of choice, as far as its last steps tell.
 bool is_foldable(const Site& site, const Demand& demand);

@@ -102,6 +102,11 @@ std::string Report::text(std::size_t limit) const {
                   plan->uniform_error);
     out += text;
   }
+  if (noise) {
+    std::snprintf(text, sizeof text, "error of folding by the gradient's own variance: %.3g\n",
+                  *noise);
+    out += text;
+  }
   std::snprintf(text, sizeof text,
                 "step %lld, MiB: autograd alone saves %s (%s unique, %s of it alive anyway), %s %s",
                 static_cast<long long>(step), mebibytes(saved_bytes).c_str(),
@@ -157,6 +162,7 @@ Report report_of(const State& state) {
     report.rows.push_back(std::move(row));
   }
   report.plan = state.plan;
+  report.noise = state.noise;
   if (state.grown_bytes) report.unseen_bytes = std::max<std::int64_t>(0, *state.grown_bytes - seen);
   std::sort(report.rows.begin(), report.rows.end(), [](const ReportRow& a, const ReportRow& b) {
     return std::tie(b.held_bytes, b.unique_bytes, b.saved_bytes, a.module, a.op, a.slot) <

@@ -204,3 +204,34 @@ def test_gacts_poster_example(device):
     plan = controller.fold.report().to_dict()["plan"]
     assert plan["step"] == 2 and plan["mean_bits"] <= 4
     assert plan["error"] < plan["uniform_error"]
+
+
+def noisy(device, bits, steps):
+    """A run of other batches each step: the ratios that the guard saw."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(
+        torch.nn.Linear(64, 64), torch.nn.Tanh(), torch.nn.Linear(64, 64), torch.nn.Tanh()
+    ).to(device)
+    seen = []
+    fold = backfold.Controller(
+        model, bits=bits, min_bytes=0, probe_steps=(2,), on_noise=seen.append, probe_every=None
+    )
+    for _ in range(steps):
+        x = torch.randn(256, 64, device=device)
+        model.zero_grad()
+        with fold:
+            loss = (model(x) - x.roll(1, 1)).square().mean()
+        loss.backward()
+    return fold, seen
+
+
+def test_the_guard_weighs_the_error_against_the_gradients_variance(device):
+    fold, seen = noisy(device, 8, 202)
+    assert len(seen) == 2 and 0 < seen[-1] < 0.1
+    assert fold.report().to_dict()["noise"] == seen[-1]
+
+
+def test_the_guard_warns_with_what_would_do(device):
+    with pytest.warns(UserWarning, match=r"folding adds \d+% of .*; most of it at .*bits=\d"):
+        _, seen = noisy(device, 1, 101)
+    assert seen[-1] > 0.1

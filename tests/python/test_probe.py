@@ -85,7 +85,7 @@ def test_one_forward_measures_what_whole_passes_do(device):
 
     found, errors = {}, {}
     for method in ("probe", "exact"):
-        fold = backfold.Controller(model, bits=3, min_bytes=0)
+        fold = backfold.Controller(model, bits=2.5, min_bytes=0)
         fold.calibrate(step, method)
         found[method] = tables(fold)
         errors[method] = (

@@ -13,7 +13,7 @@
 namespace backfold {
 namespace {
 
-ControllerOptions options_with(std::optional<int> bits) {
+ControllerOptions options_with(std::optional<double> bits) {
   ControllerOptions options;
   options.bits = bits;
   options.min_bytes = 0;
@@ -111,10 +111,69 @@ TEST(Controller, IsEnteredOnceAtATime) {
 }
 
 TEST(Controller, RefusesBadOptions) {
-  EXPECT_THROW(Controller(options_with(7)), c10::ValueError);
-  ControllerOptions options;
-  options.min_bytes = -1;
+  EXPECT_THROW(Controller(options_with(17)), c10::ValueError);
+  EXPECT_THROW(Controller(options_with(0.5)), c10::ValueError);
+  ControllerOptions options = options_with(3.5);
+  Controller{options};
+  options.adaptive = false;
   EXPECT_THROW(Controller{options}, c10::ValueError);
+  options = {.ratio = 1};
+  EXPECT_THROW(Controller{options}, c10::ValueError);
+  options = {.ratio = 8, .budget = 1 << 20};
+  EXPECT_THROW(Controller{options}, c10::ValueError);
+  options = {.min_bytes = -1};
+  EXPECT_THROW(Controller{options}, c10::ValueError);
+}
+
+// Two layers whose inputs differ a hundredfold in what their rounding does to the gradient.
+struct Uneven : torch::nn::Module {
+  Uneven() {
+    first = register_module("first", torch::nn::Linear(256, 256));
+    second = register_module("second", torch::nn::Linear(256, 256));
+  }
+  torch::Tensor forward(const torch::Tensor& x) {
+    return second(torch::tanh(first(x * 1.0)) * 10).square().mean();
+  }
+  torch::nn::Linear first = nullptr, second = nullptr;
+};
+
+TEST(Controller, CalibratesAndPlans) {
+  torch::manual_seed(0);
+  Uneven model;
+  const torch::Tensor x = torch::randn({128, 256});
+  Controller fold(model, options_with(3));
+  const auto step = [&] { model.forward(x).backward(); };
+  std::vector<torch::Tensor> before;
+  for (const auto& parameter : model.parameters()) before.push_back(parameter.clone());
+  const torch::Tensor generator = at::globalContext().defaultGenerator(at::kCPU).get_state();
+  fold.calibrate(step);
+  EXPECT_TRUE(at::globalContext().defaultGenerator(at::kCPU).get_state().equal(generator));
+  for (std::size_t i = 0; i < before.size(); ++i) {
+    EXPECT_TRUE(model.parameters()[i].equal(before[i]));
+    EXPECT_FALSE(model.parameters()[i].grad().defined());
+  }
+  torch::Tensor loss;
+  {
+    const auto scope = fold.enter();
+    loss = model.forward(x);
+  }
+  loss.backward();
+  const Report report = fold.report();
+  ASSERT_TRUE(report.plan);
+  EXPECT_GE(report.plan->sites, 3);
+  EXPECT_LE(report.plan->mean_bits, 3);
+  EXPECT_LT(report.plan->error, report.plan->uniform_error);
+  EXPECT_NEAR(report.plan->held_bytes, report.held_bytes, 0.01 * report.held_bytes);
+}
+
+TEST(Controller, CalibrateWantsBackward) {
+  Uneven model;
+  const torch::Tensor x = torch::randn({128, 256});
+  Controller fold(model, options_with(3));
+  EXPECT_THROW(fold.calibrate([&] { model.forward(x); }), c10::ValueError);
+  EXPECT_FALSE(fold.report().plan);
+  Controller exact(model, options_with(std::nullopt));
+  EXPECT_THROW(exact.calibrate([] {}), c10::Error);
 }
 
 TEST(Controller, ModifiedTensorsRaise) {
