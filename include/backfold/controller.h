@@ -77,9 +77,10 @@ class Controller {
   ~Controller();
 
   // Measures how much folding each tensor would add to the gradient, and plans widths by it. `step`
-  // runs forward and backward; it is called twice, outside of any scope, and before the first scope
-  // once more. Parameters, gradients, buffers and generators are what they were. Raises ValueError
-  // where no plan meets the budget, or where `step` does not run backward.
+  // runs forward and backward; it is called twice (four times for the first plan below 3 bits),
+  // outside of any scope, and before the first scope once more. Parameters, gradients, buffers and
+  // generators are what they were. Raises ValueError where no plan meets the budget, or where
+  // `step` does not run backward.
   void calibrate(const std::function<void()>& step);
 
   // Raises RuntimeError if this controller is entered already, here or on another thread.

@@ -206,8 +206,9 @@ class Controller:
         """Measures sensitivities over the whole of `step` and plans by them, now.
 
         `step` runs forward and backward; the controller's block around its forward may be there or
-        not. It is called twice (``method="exact"``: some times for every tensor, the reference that
-        the probe is tested against), and once more where the controller has seen no step yet.
+        not. It is called twice, four times for the first plan below 3 bits (``method="exact"``: some
+        times for every tensor, the reference that the probe is tested against), and once more where
+        the controller has seen no step yet.
         Parameters, gradients, buffers and generators are what they were before.
         """
         if not callable(step):

@@ -70,6 +70,7 @@ py::dict as_dict(const SiteRecord& record) {
   dict["sign"] = static_cast<int>(record.sign);
   dict["root"] = record.root;
   dict["floor"] = record.floor;
+  dict["served_floor"] = record.served_floor;
   dict["tried"] = record.tried;
   dict["zero_exact"] = record.zero_exact;
   dict["last_step"] = record.last_step;
@@ -89,6 +90,7 @@ SiteRecord as_record(const py::handle& object) {
   record.sign = static_cast<Site::Sign>(object["sign"].cast<int>());
   record.root = object["root"].cast<std::string>();
   record.floor = object["floor"].cast<int>();
+  record.served_floor = object["served_floor"].cast<int>();
   record.tried = object["tried"].cast<bool>();
   record.zero_exact = object["zero_exact"].cast<bool>();
   record.last_step = object["last_step"].cast<std::int64_t>();

@@ -22,9 +22,10 @@ struct CalibrateOptions {
   double scale = 1;
 };
 
-// `step` runs forward and backward; it is called twice, and once more, folded, where nothing is
-// known of its sites yet. Parameters, gradients, buffers and torch's generators are bitwise what
-// they were afterwards, also where `step` throws. Returns the number of sites that were measured.
+// `step` runs forward and backward; it is called twice, four times for the first plan at few bits,
+// and once more, folded, where nothing is known of its sites yet. Parameters, gradients, buffers
+// and torch's generators are bitwise what they were afterwards, also where `step` throws. Returns
+// the number of sites that were measured.
 int calibrate(const std::shared_ptr<State>& state, const std::function<void()>& step,
               const CalibrateOptions& options);
 

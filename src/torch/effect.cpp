@@ -63,7 +63,8 @@ at::Tensor at_leaf(const Node* node, at::Tensor error) {
 void measure_run(Probe& probe, const Node& node, const ProbedCall& call, Site& site, int bits,
                  const variable_list& clean, const variable_list& folded) {
   std::vector<at::Tensor> sums;  // over blocks, of edges whose blocks match
-  const auto add = [&](const at::Tensor& error, double factor, const Node* via) {
+  std::vector<const Node*> into;
+  const auto add = [&](const at::Tensor& error, double factor, const Node* via, const Node* into) {
     const bool small = error.numel() <= kSmall && error.layout() == at::kStrided;
     probe.add({&site,
                {bits},
@@ -71,14 +72,15 @@ void measure_run(Probe& probe, const Node& node, const ProbedCall& call, Site& s
                small ? error : norm_of(error),
                !small,
                factor,
-               via});
+               via,
+               into});
   };
   for (std::size_t i = 0; i < clean.size() && i < folded.size(); ++i) {
     const auto& edge = node.next_edge(i);
     if (!clean[i].defined() || !folded[i].defined() || !edge.function) continue;
     const at::Tensor error = change(folded[i], clean[i]);
     if (leads_to_leaf(edge.function.get())) {
-      add(at_leaf(edge.function.get(), error), 1, nullptr);
+      add(at_leaf(edge.function.get(), error), 1, nullptr, nullptr);
       continue;
     }
     const auto input = std::find_if(call.inputs.begin(), call.inputs.end(), [&](const auto& one) {
@@ -86,7 +88,7 @@ void measure_run(Probe& probe, const Node& node, const ProbedCall& call, Site& s
     });
     if (input == call.inputs.end() || !input->tangent.defined() ||
         !input->tangent.is_same_size(error)) {
-      add(error, 1, edge.function.get());
+      add(error, 1, edge.function.get(), nullptr);
       continue;
     }
     at::Tensor sum =
@@ -95,11 +97,12 @@ void measure_run(Probe& probe, const Node& node, const ProbedCall& call, Site& s
                                    [&](const at::Tensor& one) { return one.is_same_size(sum); });
     if (like == sums.end()) {
       sums.push_back(std::move(sum));
+      into.push_back(edge.function.get());
     } else {
       *like = *like + sum;
     }
   }
-  for (const at::Tensor& sum : sums) add(sum, 1 / probe.epsilon(), nullptr);
+  for (std::size_t i = 0; i < sums.size(); ++i) add(sums[i], 1 / probe.epsilon(), nullptr, into[i]);
 }
 
 // Saved tensors of a call that are the same memory: one packet serves them, so they are folded
@@ -124,7 +127,25 @@ std::vector<std::vector<std::shared_ptr<Probed>>> bundles_of(const ProbedCall& c
   return bundles;
 }
 
-void measure(Probe& probe, Node& node, const ProbedCall& call, const variable_list& outputs,
+// What a node's saved tensors come back as, while one lives.
+class Again {
+ public:
+  explicit Again(const ProbedCall& call) {
+    for (const auto& weak : call.saved)
+      if (const auto one = weak.lock()) saved_.push_back(one);
+    for (const auto& one : saved_) one->begin_again();
+  }
+  ~Again() {
+    for (const auto& one : saved_) one->end_again();
+  }
+  Again(const Again&) = delete;
+  Again& operator=(const Again&) = delete;
+
+ private:
+  std::vector<std::shared_ptr<Probed>> saved_;
+};
+
+void measure(Probe& probe, Node& node, const ProbedCall& call, const variable_list& clean,
              const variable_list& inputs) {
   for (const auto& bundle : bundles_of(call)) {
     Site& site = bundle[0]->site();
@@ -138,20 +159,25 @@ void measure(Probe& probe, Node& node, const ProbedCall& call, const variable_li
     }
     const at::Tensor& tensor = bundle[0]->tensor();
     for (const int bits : widths) {
+      const Again again(call);
       const at::Tensor folded =
           round_trip(tensor, probe.format_of(site, tensor, bits), probe.next_key());
       for (const auto& probed : bundle) probed->fold(folded);
-      variable_list changed;
-      try {
-        changed = node(variable_list(inputs));
-      } catch (...) {
-        for (const auto& probed : bundle) probed->fold({});
-        throw;
-      }
-      for (const auto& probed : bundle) probed->fold({});
-      measure_run(probe, node, call, site, bits, outputs, changed);
+      measure_run(probe, node, call, site, bits, clean, node(variable_list(inputs)));
     }
   }
+}
+
+// What a node sends on when nothing that it saved is folded.
+variable_list without_noise(Node& node, const ProbedCall& call, const variable_list& outputs,
+                            const variable_list& inputs) {
+  const Again again(call);
+  variable_list clean = node(variable_list(inputs));
+  clean.resize(outputs.size());
+  for (std::size_t i = 0; i < clean.size(); ++i)
+    if (clean[i].defined() && outputs[i].defined() && !clean[i].is_same_size(outputs[i]))
+      clean[i] = at::sum_to(clean[i], outputs[i].sizes());
+  return clean;
 }
 
 }  // namespace
@@ -178,10 +204,16 @@ variable_list EffectHook::operator()(const variable_list& outputs, const variabl
   const auto probe = probe_.lock();
   if (!probe) return outputs;
   const at::AutoGradMode no_grad(false);
-  probe->record_gains(node_, inputs, outputs);
-  if (call_ && probe->pass() == Probe::Pass::kClean && can_run_again(node_)) {
+  const bool measures = call_ && probe->pass() == Probe::Pass::kClean && can_run_again(node_);
+  if (!measures) {
+    probe->record_gains(node_, inputs, outputs, outputs);
+  } else {
     try {
-      measure(*probe, node_, *call_, outputs, inputs);
+      const bool noisy = probe->is_noisy() && !call_->closed_form;
+      const variable_list clean =
+          noisy ? without_noise(node_, *call_, outputs, inputs) : variable_list();
+      probe->record_gains(node_, inputs, outputs, noisy ? clean : outputs);
+      measure(*probe, node_, *call_, noisy ? clean : outputs, inputs);
     } catch (const c10::Error& error) {
       TORCH_WARN("backfold: the effect of folding what ", call_->op->name,
                  " saved could not be measured: ", error.what_without_backtrace());

@@ -41,11 +41,11 @@ std::vector<double> read_energies(const std::vector<at::Tensor>& norms) {
 }
 
 void Gains::record(const torch::autograd::Node& node, const std::vector<at::Tensor>& inputs,
-                   const std::vector<at::Tensor>& outputs) {
+                   const std::vector<at::Tensor>& outputs, const std::vector<at::Tensor>& clean) {
   if (!wanted_) return;
   Record record;
   record.node = &node;
-  std::vector<at::Tensor> parts;
+  std::vector<at::Tensor> parts, without_noise;
   for (const at::Tensor& input : inputs)
     if (input.defined()) parts.push_back(norm_of(input));
   if (parts.empty()) return;
@@ -55,9 +55,12 @@ void Gains::record(const torch::autograd::Node& node, const std::vector<at::Tens
     if (!outputs[i].defined() || !next) continue;
     record.next.push_back(next.get());
     record.norms.push_back(norm_of(outputs[i]));
+    without_noise.push_back(&outputs == &clean || !clean[i].defined() ? record.norms.back()
+                                                                      : norm_of(clean[i]));
     leaves_[next.get()] =
         dynamic_cast<const torch::autograd::AccumulateGrad*>(next.get()) != nullptr;
   }
+  record.norms.insert(record.norms.end(), without_noise.begin(), without_noise.end());
   records_.push_back(std::move(record));
 }
 
@@ -71,9 +74,17 @@ void Gains::settle(double rest) {
   for (auto record = records_.rbegin(); record != records_.rend(); ++record) {
     const std::size_t begin = end - record->norms.size();
     Settled& settled = settled_[record->node];
-    for (std::size_t i = 0; i < record->next.size(); ++i)
-      settled.sent += values[begin + 1 + i] * of(record->next[i]);
-    settled.gain = values[begin] > 0 ? settled.sent / values[begin] : 0;
+    const std::size_t edges = record->next.size();
+    double clean = 0;
+    for (std::size_t i = 0; i < edges; ++i) {
+      const double gain = of(record->next[i]);
+      settled.sent += values[begin + 1 + i] * gain;
+      clean += values[begin + 1 + edges + i] * gain / amplification(record->next[i]);
+    }
+    if (values[begin] > 0) {
+      settled.gain = settled.sent / values[begin];
+      settled.clean_gain = clean / values[begin];
+    }
     end = begin;
   }
   records_.clear();
@@ -84,6 +95,13 @@ double Gains::of(const torch::autograd::Node* node) const {
   const auto found = settled_.find(node);
   if (found == settled_.end()) return rest_;
   return std::isfinite(found->second.gain) ? found->second.gain : 0;
+}
+
+double Gains::amplification(const torch::autograd::Node* node) const {
+  const auto found = settled_.find(node);
+  if (found == settled_.end()) return 1;
+  const double factor = found->second.gain / found->second.clean_gain;
+  return std::isfinite(factor) && factor > 0 ? factor : 1;
 }
 
 double Gains::sent_by(const torch::autograd::Node* node) const {

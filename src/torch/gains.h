@@ -6,6 +6,10 @@
 // makes of its input is recorded as energies, and from the leaves backwards
 //
 //   gain(node) = sum over its outputs of energy * gain(next node) / energy of its input.
+//
+// Where few bits are left, noise meets noise: what one node adds, the noise of the nodes after it
+// multiplies. The gain of the gradient as it is there, by what it would be without their noise, is
+// that factor.
 
 #ifndef BACKFOLD_TORCH_GAINS_H_
 #define BACKFOLD_TORCH_GAINS_H_
@@ -24,15 +28,18 @@ class Gains {
   void want() { wanted_ = true; }
   bool wanted() const { return wanted_; }
 
-  // A node has run. In the order in which nodes run.
+  // A node has run. In the order in which nodes run. `clean` is what it would have sent on without
+  // noise of its own.
   void record(const torch::autograd::Node& node, const std::vector<at::Tensor>& inputs,
-              const std::vector<at::Tensor>& outputs);
+              const std::vector<at::Tensor>& outputs, const std::vector<at::Tensor>& clean);
 
   // Reads the energies. Once, after backward. `rest` is the gain of nodes that were not recorded.
   void settle(double rest);
 
   // Of an edge into `node`; 1 for a leaf.
   double of(const torch::autograd::Node* node) const;
+  // By how much noise further on multiplies an error that enters `node`.
+  double amplification(const torch::autograd::Node* node) const;
   // Energy that what a node sent on brings to the leaves.
   double sent_by(const torch::autograd::Node* node) const;
 
@@ -40,10 +47,11 @@ class Gains {
   struct Record {
     const torch::autograd::Node* node = nullptr;
     std::vector<const torch::autograd::Node*> next;
-    std::vector<at::Tensor> norms;  // of the inputs together, then of each output
+    // Of the inputs together, then of each output as it was, then of each without noise.
+    std::vector<at::Tensor> norms;
   };
   struct Settled {
-    double gain = 0, sent = 0;
+    double gain = 0, clean_gain = 0, sent = 0;
   };
 
   bool wanted_ = false;

@@ -24,11 +24,13 @@ struct Bundle {
   int floor = 1;
   bool measured = false;
 
-  // Nothing is known of widths below the narrowest that was measured.
-  void add(const Sensitivity& sensitivity) {
-    if (sensitivity.errors.empty()) return;
-    measured = true;
-    floor = std::max(floor, sensitivity.errors.front().first);
+  // Nothing is known of widths below the narrowest that was measured, and where nothing was, the
+  // floor counts.
+  void add(const Site& site) {
+    const auto& errors = site.sensitivity.errors;
+    measured |= !errors.empty();
+    floor = std::max(
+        {floor, errors.empty() ? site.floor : errors.front().first, site.zero_exact ? 2 : 1});
   }
   double error(int bits) const {
     double sum = error_at(root->sensitivity, bits);
@@ -55,9 +57,7 @@ std::vector<Bundle> bundles_of(SiteTable& sites, std::int64_t step) {
     index.emplace(&site, bundles.size());
     Bundle bundle;
     bundle.root = &site;
-    bundle.floor = std::max(1, site.floor);
-    if (site.zero_exact) bundle.floor = std::max(bundle.floor, 2);
-    bundle.add(site.sensitivity);
+    bundle.add(site);
     bundles.push_back(std::move(bundle));
   }
   for (Site& site : sites.sites()) {
@@ -65,8 +65,7 @@ std::vector<Bundle> bundles_of(SiteTable& sites, std::int64_t step) {
     if (!site.root || found == index.end()) continue;
     Bundle& bundle = bundles[found->second];
     bundle.riders.push_back(&site);
-    bundle.floor = std::max(bundle.floor, site.floor);
-    bundle.add(site.sensitivity);
+    bundle.add(site);
   }
   // The order in which sites were first seen must not matter.
   std::sort(bundles.begin(), bundles.end(),

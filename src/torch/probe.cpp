@@ -74,12 +74,14 @@ void for_each_input(const RunningCall& call, const Function& function) {
 }  // namespace
 
 c10::SmallVector<int, 4> Probe::widths(const Site& site) const {
-  const int least =
-      std::max({least_, site.floor, root_of(site).floor, is_zero_exact(site) ? 2 : 1});
+  // A floor of 6 is for tensors whose noise a formula amplifies: what it does here is measured,
+  // from 4 bits on. One of 8 is for what nobody knows.
+  const int floor = site.floor <= 6 ? std::min(site.floor, 4) : site.floor;
+  const int least = std::max({least_, floor, is_zero_exact(site) ? 2 : 1});
   c10::SmallVector<int, 4> widths;
   for (const int width : {1, 2, 4})
     if (width >= least) widths.push_back(width);
-  if (widths.empty()) widths.push_back(least <= 6 ? 6 : 8);
+  if (site.floor > 4) widths.push_back(site.floor <= 6 ? 6 : 8);
   const auto& choice = root_of(site).choice;
   if (choice && choice->bits >= 8 && widths.back() < 8) widths.push_back(8);
   return widths;
@@ -92,9 +94,21 @@ bool is_foldable(const Site& site, const Demand& demand) {
 }
 
 at::Tensor Probed::read() {
-  if (folded_.defined()) return folded_;
-  if (const auto probe = probe_.lock()) probe->read_begins(call_);
-  return tensor_;
+  if (again_) return folded_.defined() ? folded_ : tensor_;
+  const auto probe = probe_.lock();
+  if (!probe) return tensor_;
+  probe->read_begins(call_);
+  // What enters a product with a weight alone has no part in the gradients that go on.
+  if (!probe->is_noisy() || call_->closed_form) return tensor_;
+  const int bits = probe->width_now(site_);
+  if (bits == kRawBits) return tensor_;
+  return round_trip(tensor_, probe->format_of(site_, tensor_, bits), probe->next_key());
+}
+
+int Probe::width_now(const Site& site) const {
+  const auto& choice = root_of(site).choice;
+  const int least = std::max({unplanned_, site.floor, is_zero_exact(site) ? 2 : 1});
+  return choice ? choice->bits : least;
 }
 
 const at::Tensor& Probed::error_energies() {
@@ -129,6 +143,7 @@ std::shared_ptr<FoldedErrors> Probe::errors_of(const at::Tensor& tensor, const S
 
 void Probe::begin(Pass pass) {
   pass_ = pass;
+  if (noisy_) gains_.want();
   backward_began_ = false;
   seen_.clear();
 }
@@ -169,8 +184,10 @@ void Probe::take_tangents(const RunningCall& call, Site& site, ProbedCall& recor
         // The tangents of a network together are as large as what it saves: half of that will do.
         // They stay epsilon times too large until they were summed.
         const bool wide = tensor.scalar_type() == at::kDouble;
-        input.tangent =
-            difference(there, tensor.tensor_data()).to(wide ? at::kFloat : at::kBFloat16);
+        // What is infinite in both (a mask) does not move.
+        input.tangent = difference(there, tensor.tensor_data())
+                            .to(wide ? at::kFloat : at::kBFloat16)
+                            .nan_to_num_(0, 0, 0);
       }
       there.reset();
     }
@@ -340,11 +357,12 @@ void Probe::add(Measurement measurement) {
 }
 
 void Probe::record_gains(const torch::autograd::Node& node, const std::vector<at::Tensor>& inputs,
-                         const std::vector<at::Tensor>& outputs) {
+                         const std::vector<at::Tensor>& outputs,
+                         const std::vector<at::Tensor>& clean) {
   if (!gains_.wanted()) return;
   const std::lock_guard lock(mutex_);
   backward_began_ = true;
-  gains_.record(node, inputs, outputs);
+  gains_.record(node, inputs, outputs, clean);
 }
 
 int Probe::finish(double scale, double rest) {
@@ -377,11 +395,13 @@ int Probe::finish(double scale, double rest) {
       sensitivity.errors.emplace_back(bits, 0.0);
       at = sensitivity.errors.end() - 1;
     }
-    at->second += std::isfinite(energy) ? energy * scale : 0;
+    at->second += energy * scale;
   };
   std::size_t i = 0;
   for (const Measurement& one : measurements_) {
-    const double gain = one.via ? gains_.of(one.via) : 1;
+    const double gain = one.via    ? gains_.of(one.via)
+                        : one.into ? gains_.amplification(one.into)
+                                   : 1;
     for (const int bits : one.bits)
       enter(one.site, bits, one.via ? Sensitivity::Estimate::kSignalGain : one.estimate,
             values[i++] * gain * one.factor * one.factor);
@@ -393,6 +413,10 @@ int Probe::finish(double scale, double rest) {
             of_error / energy * gains_.sent_by(one.call->node));
   }
   for (auto& [site, sensitivity] : measured) {
+    // An error without a number says nothing: what was known stays.
+    if (std::any_of(sensitivity.errors.begin(), sensitivity.errors.end(),
+                    [](const auto& entry) { return !std::isfinite(entry.second); }))
+      continue;
     std::sort(sensitivity.errors.begin(), sensitivity.errors.end());
     if (const auto found = rankings_.find(&root_of(*site)); found != rankings_.end())
       sensitivity.grouping = found->second.best;

@@ -79,7 +79,13 @@ class Probed : public Reader {
 
   Site& site() const { return site_; }
   const at::Tensor& tensor() const { return tensor_; }
+  // While its node is run again: how it comes back, none for as it is.
+  void begin_again() { again_ = true; }
   void fold(at::Tensor folded) { folded_ = std::move(folded); }
+  void end_again() {
+    again_ = false;
+    folded_.reset();
+  }
 
  private:
   const std::weak_ptr<Probe> probe_;
@@ -87,6 +93,7 @@ class Probed : public Reader {
   Site& site_;
   const at::Tensor tensor_;
   const std::shared_ptr<FoldedErrors> errors_;
+  bool again_ = false;
   at::Tensor folded_;  // while it stands in
 };
 
@@ -98,7 +105,8 @@ struct Measurement {
   at::Tensor values;   // a norm for each width; or for one width numbers whose norm is meant
   bool summed = true;  // false in the latter case
   double factor = 1;   // of the norms
-  const torch::autograd::Node* via = nullptr;  // times its signal gain, where given
+  const torch::autograd::Node* via = nullptr;   // times its signal gain, where given
+  const torch::autograd::Node* into = nullptr;  // times its amplification, where given
 };
 
 class Probe : public std::enable_shared_from_this<Probe> {
@@ -110,9 +118,14 @@ class Probe : public std::enable_shared_from_this<Probe> {
     kFolded,    // one site is folded, to see the whole effect in the gradient
   };
 
-  // `least` is the narrowest width to measure; nothing is known of narrower ones then.
-  Probe(std::uint64_t seed, double epsilon, int least)
-      : seed_(seed), epsilon_(epsilon), least_(least) {}
+  // `least` is the narrowest width to measure; nothing is known of narrower ones then. `noisy_at`,
+  // where given, is the width of sites without a plan in a pass whose gradients carry noise.
+  Probe(std::uint64_t seed, double epsilon, int least, std::optional<int> noisy_at = {})
+      : seed_(seed),
+        epsilon_(epsilon),
+        least_(least),
+        noisy_(noisy_at.has_value()),
+        unplanned_(noisy_at.value_or(0)) {}
 
   void begin(Pass pass);
   Pass pass() const { return pass_; }
@@ -150,7 +163,11 @@ class Probe : public std::enable_shared_from_this<Probe> {
   // How a site's tensor would be packed, `bits` wide.
   GroupFormat format_of(const Site& site, const at::Tensor& tensor, int bits);
   void record_gains(const torch::autograd::Node& node, const std::vector<at::Tensor>& inputs,
-                    const std::vector<at::Tensor>& outputs);
+                    const std::vector<at::Tensor>& outputs, const std::vector<at::Tensor>& clean);
+  // Whether gradients carry the noise of the widths there are, so that errors are measured as they
+  // multiply each other: at few bits that is most of them.
+  bool is_noisy() const { return noisy_; }
+  int width_now(const Site& site) const;
 
  private:
   // The groupings of one bundle, with their errors, until they are ranked.
@@ -186,6 +203,8 @@ class Probe : public std::enable_shared_from_this<Probe> {
   const std::uint64_t seed_;
   const double epsilon_;
   const int least_;
+  const bool noisy_;
+  const int unplanned_;
   Pass pass_ = Pass::kMoved;
   bool backward_began_ = false, saved_something_ = false;
   std::uint64_t draws_ = 0;

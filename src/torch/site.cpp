@@ -143,6 +143,7 @@ void SiteTable::apply(const SiteRecord& record, Site& site) {
   const auto root = by_name_.find(record.root);
   site.root = root == by_name_.end() ? nullptr : root->second;
   site.floor = record.floor;
+  site.served_floor = record.served_floor;
   site.tried = record.tried;
   site.zero_exact = record.zero_exact;
   site.last_step = record.last_step;
@@ -155,8 +156,8 @@ std::vector<SiteRecord> SiteTable::records() const {
   std::vector<SiteRecord> records;
   for (const Site& site : sites_)
     records.push_back({site.name, site.alive, site.sign, site.root ? site.root->name : "",
-                       site.floor, site.tried, site.zero_exact, site.last_step, site.choice,
-                       site.sensitivity, site.reference});
+                       site.floor, site.served_floor, site.tried, site.zero_exact, site.last_step,
+                       site.choice, site.sensitivity, site.reference});
   for (const auto& [name, record] : expected_)
     if (!by_name_.contains(name)) records.push_back(record);
   std::sort(records.begin(), records.end(),

@@ -106,7 +106,9 @@ struct Site {
 
   // Whose packet served the last save, if another's did.
   Site* root = nullptr;
-  int floor = 0;  // fewest bits that this site and those it serves can do with
+  // Fewest bits that this site, and those that its packets serve, can do with where nothing was
+  // measured.
+  int floor = 0, served_floor = 0;
 
   std::optional<Choice> choice;  // the plan's
   Sensitivity sensitivity;
@@ -138,7 +140,7 @@ struct SiteRecord {
   bool alive = false;
   Site::Sign sign = Site::Sign::kUnknown;
   std::string root;  // its name; empty for a site that packs
-  int floor = 0;
+  int floor = 0, served_floor = 0;
   bool tried = false, zero_exact = false;
   std::int64_t last_step = -1;
   std::optional<Choice> choice;

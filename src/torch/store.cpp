@@ -81,10 +81,16 @@ bool Store::is_parameter(const at::Tensor& tensor) const {
   return base.is_leaf() && base.requires_grad();
 }
 
+int Store::floor_of(const Saving& saving) const {
+  // What was planned was measured, against the clean gradient: the table knows better.
+  return options_.adaptive && saving.site.choice ? 0 : saving.demand.bits;
+}
+
 std::optional<Choice> Store::choice_for(const Site& site) const {
   if (!site.choice && !options_.bits) return std::nullopt;
   Choice choice = site.choice ? *site.choice : Choice{*options_.bits, {}};
-  if (options_.adaptive) choice.bits = std::max(choice.bits, site.floor);
+  if (options_.adaptive && !site.choice)
+    choice.bits = std::max({choice.bits, site.floor, site.served_floor});
   return choice;
 }
 
@@ -163,7 +169,7 @@ std::optional<Saved> Store::share(Saving& saving, Entry& entry) {
   const Span span = span_of(tensor);
   const std::optional<Choice> choice = choice_for(saving.site);
   const int bits = !choice             ? 0
-                   : options_.adaptive ? std::max(1, saving.demand.bits)
+                   : options_.adaptive ? std::max(1, floor_of(saving))
                                        : std::max(choice->bits, saving.demand.bits);
   for (const auto& known : entry.packets) {
     const auto packet = known.lock();
@@ -178,12 +184,13 @@ std::optional<Saved> Store::share(Saving& saving, Entry& entry) {
     }
     if (saving.demand.reads != Reads::kPredicate) packet->values_are_read();
     if (!serves(*packet, saving.demand, bits)) {
-      if (options_.adaptive) packet->site().floor = std::max(packet->site().floor, bits);
+      if (options_.adaptive)
+        packet->site().served_floor = std::max(packet->site().served_floor, bits);
       continue;
     }
     if (std::holds_alternative<GroupFormat>(packet->format())) {
       saving.site.root = &packet->site();
-      packet->site().floor = std::max(packet->site().floor, saving.demand.bits);
+      saving.site.floor = std::max(saving.site.floor, saving.demand.bits);
     }
     if (packet->is_copy()) view = packet->packed_view();
     Ledger& ledger = book(saving);
@@ -266,7 +273,9 @@ Saved Store::save(const at::Tensor& tensor, Site& site, const Demand& demand, st
   if (auto shared = share(saving, entry)) return std::move(*shared);
   if (site.alive) return hold(saving, entry, Kind::kAlive, "somebody else keeps it");
 
-  const Treatment treatment = choose(tensor, demand, site.sign, choice_for(site));
+  Demand wanted = demand;
+  wanted.bits = floor_of(saving);
+  const Treatment treatment = choose(tensor, wanted, site.sign, choice_for(site));
   if (!treatment.format) {
     Saved held = hold(saving, entry, treatment.kind, treatment.reason);
     if (treatment.by_choice) {

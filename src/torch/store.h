@@ -76,6 +76,7 @@ class Store {
   Saved keep_geometry(Saving& saving);
   std::optional<Saved> share(Saving& saving, Entry& entry);
   Saved pack(Saving& saving, Entry& entry, const Treatment& treatment);
+  int floor_of(const Saving& saving) const;
   std::optional<Choice> choice_for(const Site& site) const;
   Key next_key(Site& site, std::int64_t step) const;
   // The ledger of the step, with this save counted in it: once for each save.

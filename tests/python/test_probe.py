@@ -366,3 +366,19 @@ def test_models_that_differ_from_step_to_step_are_planned_without_growing_tables
     assert counts[-1] <= counts[30] + 4  # what the loss saves is named by the block before it
     known = [site for site in fold.state_dict()["sites"] if site["sensitivity"]["errors"]]
     assert len(known) >= 4 * 8
+
+
+def test_what_a_mask_makes_infinite_is_measured_all_the_same(device):
+    torch.manual_seed(0)
+    mask = torch.ones(16, 16, dtype=torch.bool, device=device).triu(1)
+    tokens = torch.randn(32, 16, 32, device=device)
+    query = nn.Linear(32, 32, device=device)
+
+    def step():
+        scores = (query(tokens) @ tokens.transpose(1, 2)).masked_fill(mask, -torch.inf)
+        (scores.softmax(-1) @ tokens).square().mean().backward()
+
+    fold = backfold.Controller(query, bits=4, min_bytes=0)
+    fold.calibrate(step)
+    softmax = next(errors for name, errors in tables(fold).items() if "softmax" in name)
+    assert all(error > 0 for error in softmax.values())
