@@ -133,7 +133,7 @@ def run_fold(run: Run, workload: Workload) -> None:
     import backfold
 
     arguments = run.arguments
-    fold = backfold.Controller(workload.model, bits=arguments.bits)
+    fold = backfold.Controller(workload.model, bits=arguments.bits, adaptive=False)
     cost = measure.steps(workload, lambda: fold)
     report = fold.report().to_dict()
     if arguments.tiny:

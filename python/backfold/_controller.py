@@ -206,9 +206,9 @@ class Controller:
         """Measures sensitivities over the whole of `step` and plans by them, now.
 
         `step` runs forward and backward; the controller's block around its forward may be there or
-        not. It is called twice, four times for the first plan below 3 bits (``method="exact"``: some
-        times for every tensor, the reference that the probe is tested against), and once more where
-        the controller has seen no step yet.
+        not. It is called twice, four times for the first plan below 3 bits, and once more where the
+        controller has seen no step yet; with ``method="exact"``, the reference that the probe is
+        tested against, some times for every tensor.
         Parameters, gradients, buffers and generators are what they were before.
         """
         if not callable(step):
@@ -277,8 +277,8 @@ def _cuda_device() -> int:
     return torch.cuda.current_device()
 
 
-def _require_kernels(tensors: list[tuple[str, torch.Tensor]]) -> None:
-    for name, tensor in tensors:
+def _require_kernels(tensors: list[tuple[str, torch.Tensor, bool]]) -> None:
+    for name, tensor, _ in tensors:
         if tensor.is_cuda and not _C.built_with_cuda():
             raise RuntimeError(
                 f"this build of Backfold holds no CUDA kernels, but {name} is on {tensor.device}. "
@@ -286,10 +286,12 @@ def _require_kernels(tensors: list[tuple[str, torch.Tensor]]) -> None:
             )
 
 
-def _named_tensors(model: torch.nn.Module | None) -> list[tuple[str, torch.Tensor]]:
+def _named_tensors(model: torch.nn.Module | None) -> list[tuple[str, torch.Tensor, bool]]:
+    """Parameters and buffers by name; the last says which."""
     if model is None:
         return []
-    return [*model.named_parameters(), *model.named_buffers()]
+    parameters = [(name, tensor, False) for name, tensor in model.named_parameters()]
+    return parameters + [(name, tensor, True) for name, tensor in model.named_buffers()]
 
 
 def _kept_paths(

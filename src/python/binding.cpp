@@ -6,9 +6,13 @@
 
 #include <string>
 
+#include <pybind11/stl.h>
+
 #include "backfold/execution.h"
+#include "backfold/planner.h"
 #include "python/controller.h"
 #include "python/hooks.h"
+#include "torch/codec.h"
 #include "torch/packet.h"
 
 namespace backfold {
@@ -20,6 +24,18 @@ using torch_layer::PackOptions;
 
 PYBIND11_MODULE(_C, module) {
   module.def("built_with_cuda", &built_with_cuda);
+  module.def(
+      "make_plan",
+      [](const std::vector<std::vector<std::pair<std::int64_t, double>>>& sites,
+         std::int64_t budget) {
+        std::vector<PlanSite> menus(sites.size());
+        for (std::size_t i = 0; i < sites.size(); ++i)
+          for (const auto& [bytes, error] : sites[i]) menus[i].options.push_back({bytes, error});
+        Plan plan;
+        torch_layer::check(make_plan(menus, budget, &plan));
+        return py::make_tuple(plan.choice, plan.bytes, plan.error, plan.lower_bound);
+      },
+      "Chooses of each site's (bytes, error) within a budget: indices, bytes, error, lower bound.");
 
   py::class_<Packet>(module, "Packet", "One tensor, folded. Made by backfold.pack().")
       .def(py::init([](const at::Tensor& tensor, std::int64_t bits, const std::string& layout,

@@ -37,9 +37,10 @@ class PyController {
     controller_.state().options.observe_only = observe_only;
   }
 
-  // Lists the model's parts, as (module, path, keep), and its parameters and buffers, by name.
+  // Lists the model's parts, as (module, path, keep), and its parameters and buffers, as (name,
+  // tensor, whether it is a buffer).
   void list_model(const std::vector<std::tuple<py::object, std::string, bool>>& modules,
-                  const std::vector<std::pair<std::string, at::Tensor>>& tensors) {
+                  const std::vector<std::tuple<std::string, at::Tensor, bool>>& tensors) {
     auto& state = controller_.state();
     state.modules.clear();
     listed_.clear();
@@ -54,11 +55,11 @@ class PyController {
       state.modules.emplace(module.ptr(), id);
     }
     state.parameters.clear();
-    for (const auto& [name, tensor] : tensors) {
+    for (const auto& [name, tensor, buffer] : tensors) {
       const auto owner =
           paths_.find(name.substr(0, std::max<std::size_t>(name.rfind('.') + 1, 1) - 1));
       state.parameters.push_back(
-          {tensor, state.sites->landmark(name, owner == paths_.end() ? 0 : owner->second)});
+          {tensor, state.sites->landmark(name, owner == paths_.end() ? 0 : owner->second), buffer});
     }
     torch_layer::watch_gradients(state);
     state.unknown_modules = false;

@@ -120,6 +120,12 @@ py::dict state_as_dict(const torch_layer::State& state) {
                  py::arg("held_bytes") = state.plan->held_bytes,
                  py::arg("mean_bits") = state.plan->mean_bits, py::arg("error") = state.plan->error,
                  py::arg("uniform_error") = state.plan->uniform_error);
+  dict["guard"] = py::none();
+  if (state.guard) {
+    const torch_layer::SketchState sketch = state.guard->state();
+    dict["guard"] =
+        py::dict(py::arg("counters") = sketch.counters, py::arg("values") = sketch.values);
+  }
   py::list sites;
   for (const SiteRecord& record : state.sites->records()) sites.append(as_dict(record));
   dict["sites"] = sites;
@@ -146,6 +152,10 @@ void take_state(torch_layer::State& state, const py::dict& dict) {
   state.sites->take(std::move(records));
   state.steps = steps;
   state.options.seed = seed;
+  torch_layer::watch_gradients(state);
+  if (const py::object guard = dict["guard"]; !guard.is_none() && state.guard)
+    state.guard->load({guard["counters"].cast<std::vector<std::int64_t>>(),
+                       guard["values"].cast<std::vector<double>>()});
   state.options.bits = bits;
   state.reference = reference;
   state.plan = plan;

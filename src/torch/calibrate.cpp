@@ -99,7 +99,7 @@ Snapshot::Snapshot(const State& state) {
     if (tensor.requires_grad()) {
       if (!tensor.is_leaf()) continue;
       gradients_.emplace_back(tensor, tensor.grad());
-    } else if (tensor.has_storage()) {
+    } else if (parameter.buffer && tensor.has_storage()) {
       buffers_.push_back(tensor.variable_data());
       copies_.push_back(buffers_.back().clone());
     }
@@ -196,9 +196,9 @@ int calibrate(const std::shared_ptr<State>& state, const std::function<void()>& 
   const std::vector<at::Tensor> leaves = leaves_of(*state, options);
   const double epsilon = epsilon_for(*state, leaves);
   const int least = least_width(*state);
+  const std::optional<int> noisy_at = noisy_width(*state);
   const auto measure = [&] {
-    const auto probe = std::make_shared<Probe>(seed_of(*state), epsilon, least,
-                                               least == 1 ? state->options.bits : std::nullopt);
+    const auto probe = std::make_shared<Probe>(seed_of(*state), epsilon, least, noisy_at);
     {
       const MovedLeaves moved(leaves, epsilon, seed_of(*state));
       run(state, probe, Probe::Pass::kMoved, step);
@@ -210,7 +210,7 @@ int calibrate(const std::shared_ptr<State>& state, const std::function<void()>& 
     return probe->finish(options.scale);
   };
   // Errors at few bits depend on the plan that they meet: the first one is made twice.
-  const bool again = least == 1 && state->target && !state->plan;
+  const bool again = noisy_at && !state->plan;
   const int measured = measure();
   if (!again || measured == 0) return measured;
   replan(*state);

@@ -58,9 +58,10 @@ Controller::Controller(ControllerOptions options) : state_(state_for(options)) {
 
 Controller::Controller(const torch::nn::Module& model, ControllerOptions options)
     : Controller(std::move(options)) {
-  for (const auto& tensors : {model.named_parameters(), model.named_buffers()})
-    for (const auto& tensor : tensors)
-      state_->parameters.push_back({tensor.value(), state_->sites->landmark(tensor.key(), 0)});
+  for (const bool buffers : {false, true})
+    for (const auto& tensor : buffers ? model.named_buffers() : model.named_parameters())
+      state_->parameters.push_back(
+          {tensor.value(), state_->sites->landmark(tensor.key(), 0), buffers});
   torch_layer::watch_gradients(*state_);
   if (!state_->parameters.empty()) state_->device = state_->parameters.front().tensor.device();
 }

@@ -149,11 +149,18 @@ void Entry::note_reference() {
   }
 }
 
+static int uniform_width_of(const State& state) {
+  return uniform_width(*state.sites, state.reference, *state.target, state.steps);
+}
+
 int least_width(const State& state) {
-  // Below half of the mean width few tensors go, and not far.
-  const bool wide =
-      state.target && uniform_width(*state.sites, state.reference, *state.target, state.steps) >= 3;
-  return wide ? 2 : 1;
+  // Far below the mean few tensors go.
+  return state.target && uniform_width_of(state) >= 4 ? 2 : 1;
+}
+
+std::optional<int> noisy_width(const State& state) {
+  if (!state.target || uniform_width_of(state) >= 3) return std::nullopt;
+  return uniform_width_of(state);
 }
 
 void replan(State& state) {

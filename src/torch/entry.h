@@ -117,6 +117,8 @@ const HookInstaller& hook_installer();
 
 // The narrowest width worth measuring for what the user wants.
 int least_width(const State& state);
+// The width of tensors without a plan where so few bits are wanted that errors multiply each other.
+std::optional<int> noisy_width(const State& state);
 
 // Watches the gradients of the parameters as they are listed now.
 void watch_gradients(State& state);

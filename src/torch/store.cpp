@@ -56,9 +56,9 @@ Store::Store(const StoreOptions& options, std::shared_ptr<SiteTable> sites,
              const std::vector<Parameter>& parameters)
     : options_(options), sites_(std::move(sites)) {
   parameters_.reserve(parameters.size());
-  for (const auto& [tensor, landmark] : parameters)
-    if (tensor.has_storage())
-      parameters_.emplace(tensor.storage().unsafeGetStorageImpl(), landmark);
+  for (const Parameter& parameter : parameters)
+    if (parameter.tensor.has_storage())
+      parameters_.emplace(parameter.tensor.storage().unsafeGetStorageImpl(), parameter.landmark);
 }
 
 std::uint32_t Store::landmark_of(const at::Tensor& tensor) const {

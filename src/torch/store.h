@@ -35,6 +35,7 @@ struct StoreOptions {
 struct Parameter {
   at::Tensor tensor;
   std::uint32_t landmark = 0;
+  bool buffer = false;  // a forward may change it
 };
 
 class Store {

@@ -13,6 +13,7 @@ import numpy
 import pytest
 import torch
 from backfold import _replay
+from backfold._call_state import tensors_in
 from backfold._replay import ModelCall
 from torch import nn
 from torch.nn import functional as F
@@ -367,7 +368,7 @@ class Pair(tuple):
 def test_outputs_are_found_in_containers_and_objects(make):
     model = Returns(make)
     call, expected = recorded(
-        model, lambda: sum(y.square().mean() for y in _replay._tensors(model(batch())))
+        model, lambda: sum(y.square().mean() for y in tensors_in(model(batch())))
     )
     assert len(call._gradients) == 2
     assert_same(gradients_again(call), expected)

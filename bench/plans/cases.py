@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The models that plans are made for: small, a few steps trained, with one batch of real data each.
+
+A case follows from its seed: weights, batches, dropout. Its loss draws the same random numbers each
+time, so that two gradients differ by what was folded alone.
+"""
+
+import pathlib
+import typing
+from collections.abc import Callable, Iterable
+
+import torch
+from architectures import CharacterGpt, MobileNetLike, SwinLike
+from datasets import cifar10, cora, normalised, shakespeare, sst2
+from networks import GraphAttentionNetwork, ResNet18, minilm
+from torch import Tensor, nn
+from torch.nn import functional
+
+STEPS = 30  # before a plan is made, so that gradients are not those of random weights
+MIN_BYTES = 1024  # of a tensor that is folded: the models are small, and so are their tensors
+
+
+class Case(typing.NamedTuple):
+    model: nn.Module
+    loss: Callable[[], Tensor]
+
+    def step(self) -> None:
+        """Forward and backward."""
+        self.model.zero_grad(set_to_none=True)
+        self.loss().backward()
+
+
+def warmed_up(
+    model: nn.Module,
+    loss: Callable[[typing.Any], Tensor],
+    batches: Iterable[typing.Any],
+    rate: float,
+    seed: int,
+) -> Case:
+    """Trains on all batches but the last, which the case keeps."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=rate)
+    *earlier, last = batches
+    for batch in earlier:
+        loss(batch).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    def seeded() -> Tensor:
+        torch.manual_seed(seed)
+        return loss(last)
+
+    return Case(model, seeded)
+
+
+def image_case(
+    make: Callable[[], nn.Module], batch: int, data: pathlib.Path, seed: int, rate: float = 2e-3
+) -> Case:
+    images = cifar10(data, "train", every=25)
+    torch.manual_seed(seed)
+    model = make()
+    pixels = normalised(images.pixels)
+
+    def loss(chosen: Tensor) -> Tensor:
+        return functional.cross_entropy(model(pixels[chosen]), images.labels[chosen])
+
+    batches = (torch.randint(len(pixels), (batch,)) for _ in range(STEPS + 1))
+    return warmed_up(model, loss, batches, rate, seed)
+
+
+def resnet(data: pathlib.Path, seed: int) -> Case:
+    return image_case(lambda: ResNet18(width=16), 16, data, seed)
+
+
+def mobilenet(data: pathlib.Path, seed: int) -> Case:
+    return image_case(lambda: MobileNetLike(width=16), 16, data, seed)
+
+
+def swin(data: pathlib.Path, seed: int) -> Case:
+    return image_case(lambda: SwinLike(width=48, heads=3), 8, data, seed)
+
+
+def gpt(data: pathlib.Path, seed: int) -> Case:
+    text = shakespeare(data)
+    context = 64
+    torch.manual_seed(seed)
+    model = CharacterGpt(text.characters, context, width=64, heads=4, layers=4)
+
+    def loss(starts: Tensor) -> Tensor:
+        window = text.codes[starts + torch.arange(context + 1)]
+        return functional.cross_entropy(
+            model(window[:, :-1]).flatten(0, 1), window[:, 1:].flatten()
+        )
+
+    places = len(text.codes) - context
+    batches = (torch.randint(places, (16, 1)) for _ in range(STEPS + 1))
+    return warmed_up(model, loss, batches, 2e-3, seed)
+
+
+def graph(data: pathlib.Path, seed: int) -> Case:
+    nodes = cora(data)
+    torch.manual_seed(seed)
+    model = GraphAttentionNetwork(nodes.features.shape[1], 7)
+
+    def loss(batch: Tensor) -> Tensor:
+        logits = model(nodes.features, nodes.edges)
+        return functional.cross_entropy(logits[batch], nodes.labels[batch])
+
+    return warmed_up(model, loss, [nodes.train] * (STEPS + 1), 1e-2, seed)
+
+
+def sentences(data: pathlib.Path, seed: int) -> Case:
+    corpus = sst2(data, "train")
+    torch.manual_seed(seed)
+    model, tokenizer = minilm()
+    model.train()
+    model.get_input_embeddings().requires_grad_(False)  # half of the weights, and few rows in use
+
+    def loss(batch: tuple[dict[str, Tensor], Tensor]) -> Tensor:
+        tokens, labels = batch
+        return functional.cross_entropy(model(**tokens).logits, labels)
+
+    def batch() -> tuple[dict[str, Tensor], Tensor]:
+        chosen = torch.randint(len(corpus.texts), (8,)).tolist()
+        texts = [corpus.texts[i] for i in chosen]
+        tokens = tokenizer(texts, padding=True, truncation=True, max_length=32, return_tensors="pt")
+        return dict(tokens), torch.tensor([corpus.labels[i] for i in chosen])
+
+    return warmed_up(model, loss, (batch() for _ in range(STEPS + 1)), 5e-5, seed)
+
+
+CASES: dict[str, Callable[[pathlib.Path, int], Case]] = {
+    "ResNet-18": resnet,
+    "GPT": gpt,
+    "graph": graph,
+    "MobileNet-like": mobilenet,
+    "Swin-like": swin,
+    "MiniLM": sentences,
+}

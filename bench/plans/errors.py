@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The true error of folding: how far folded gradients are from the plain one, on average."""
+
+import contextlib
+import math
+import statistics
+import typing
+
+import torch
+from cases import Case
+from torch import Tensor
+
+LEAST_DRAWS, MOST_DRAWS = 16, 96
+CLOSE = 0.03  # standard error of the mean, relative, at which drawing stops
+
+Gradient = list[Tensor]
+
+
+def gradient(case: Case, scope: contextlib.AbstractContextManager) -> Gradient:
+    """Of every parameter that has one, with the forward pass inside `scope`."""
+    parameters = [parameter for parameter in case.model.parameters() if parameter.requires_grad]
+    with scope:
+        loss = case.loss()
+    found = torch.autograd.grad(loss, parameters, allow_unused=True)
+    return [part for part in found if part is not None]
+
+
+def energy(parts: Gradient) -> float:
+    return math.fsum(part.norm().item() ** 2 for part in parts)
+
+
+class Error(typing.NamedTuple):
+    energy: float  # squared distance from the plain gradient, mean over draws
+    uncertainty: float  # its standard error, relative
+    draws: int
+
+
+def distance(case: Case, scope: contextlib.AbstractContextManager, plain: Gradient) -> float:
+    """The energy of one draw."""
+    folded = gradient(case, scope)
+    return math.fsum(torch.dist(a, b).item() ** 2 for a, b in zip(folded, plain, strict=True))
+
+
+def true_error(case: Case, scope: contextlib.AbstractContextManager, plain: Gradient) -> Error:
+    """Draws until the mean is known closely. Each entry of `scope` must round anew."""
+    draws: list[float] = []
+    uncertainty = math.inf
+    while len(draws) < LEAST_DRAWS or (uncertainty > CLOSE and len(draws) < MOST_DRAWS):
+        draws.append(distance(case, scope, plain))
+        if len(draws) > 1:
+            mean = statistics.fmean(draws)
+            uncertainty = statistics.stdev(draws) / (mean or 1) / math.sqrt(len(draws))
+    return Error(statistics.fmean(draws), uncertainty, len(draws))

