@@ -224,7 +224,9 @@ def test_gradients_of_operators(device, operators, request):
         for dtype in (dtype for dtype in DTYPES if dtype in op.supported_backward_dtypes(device)):
             # One controller for all samples: what it learned from one must not hurt the next.
             exact = backfold.Controller(bits=None, min_bytes=0)
-            lossy = backfold.Controller(bits=4, min_bytes=0)
+            # Probes go along with one of the types; with all of them they would take minutes.
+            adaptive = dtype is torch.float32
+            lossy = backfold.Controller(bits=4, adaptive=adaptive, min_bytes=0)
             for case in cases(op, device, dtype, every):
                 try:
                     case.plain = case.gradients(contextlib.nullcontext())
