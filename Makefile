@@ -56,7 +56,7 @@ test-python: PACKAGE_PARTS = tests demo
 test-python: PACKAGE_OPTIONS = ;BACKFOLD_TESTS=ON;BACKFOLD_EXAMPLES=ON
 test-python: package
 	ctest --test-dir build/python --output-on-failure --no-tests=error
-	.venv/bin/python -m pytest tests/python --all-samples --numprocesses $(JOBS)
+	.venv/bin/python -m pytest tests/python --numprocesses $(JOBS)
 
 # The GPU kernels are of use to Python only where torch has CUDA.
 package:
