@@ -147,7 +147,7 @@ class Controller:
             )
         self._model = model
         self._keep = (keep,) if isinstance(keep, (str, torch.nn.Module)) else tuple(keep)
-        self._nested: list[bool] = []  # blocks inside a block that calibrate() holds open
+        self._held_open = 0  # by calibrate(), and by blocks inside it
         self._core = _C.Controller(*target, min_bytes, seed, False)
         self._list_model()
         self._probes: Probes | None = None
@@ -168,8 +168,8 @@ class Controller:
         )
 
     def __enter__(self) -> Controller:
-        if self._nested:
-            self._nested.append(True)
+        if self._held_open:
+            self._held_open += 1
             return self
         device = _cuda_device()
         if self._model is not None and self._core.stale:
@@ -184,8 +184,8 @@ class Controller:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        if len(self._nested) > 1:
-            self._nested.pop()
+        if self._held_open:
+            self._held_open -= 1
             return
         self._core.exit()
         if self._watches:
@@ -218,11 +218,11 @@ class Controller:
         if self._probes is None:
             raise ValueError("calibrate needs an adaptive controller, without plan=")
         self._probes.forget()
-        self._nested.append(True)  # the block inside `step` is ours already
+        self._held_open = 1  # a block inside `step` is ours already
         try:
             self._core.calibrate(step, [], 1.0, method == "exact")
         finally:
-            self._nested.clear()
+            self._held_open = 0
         self._core.replan()
 
     def plan(self) -> dict[str, Any]:

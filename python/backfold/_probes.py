@@ -141,7 +141,7 @@ class Probes:
         ratio, sites, needed = noise
         if self._on_noise is not None:
             self._on_noise(ratio)
-        if ratio <= 0.1 or self._core.steps - self._warned < _STEPS_BETWEEN_WARNINGS:
+        if not sites or self._core.steps - self._warned < _STEPS_BETWEEN_WARNINGS:
             return
         self._warned = self._core.steps
         enough = "no width would do" if needed is None else f"{self._kind}={needed:.4g} would do"

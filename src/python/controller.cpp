@@ -169,17 +169,6 @@ py::dict row_as_dict(const ReportRow& row) {
   return dict;
 }
 
-py::dict as_dict(const ReportPlan& plan) {
-  py::dict dict;
-  dict["step"] = plan.step;
-  dict["sites"] = plan.sites;
-  dict["held_bytes"] = plan.held_bytes;
-  dict["mean_bits"] = plan.mean_bits;
-  dict["error"] = plan.error;
-  dict["uniform_error"] = plan.uniform_error;
-  return dict;
-}
-
 py::dict as_dict(const Report& report) {
   py::dict dict;
   dict["step"] = report.step;
@@ -190,7 +179,7 @@ py::dict as_dict(const Report& report) {
   dict["unseen_bytes"] = report.unseen_bytes;
   dict["noise"] = report.noise;
   dict["plan"] = py::none();
-  if (report.plan) dict["plan"] = as_dict(*report.plan);
+  if (report.plan) dict["plan"] = summary_as_dict(*report.plan);
   py::list sites;
   for (const ReportRow& row : report.rows) sites.append(row_as_dict(row));
   dict["sites"] = sites;

@@ -105,6 +105,17 @@ SiteRecord as_record(const py::handle& object) {
 
 }  // namespace
 
+py::dict summary_as_dict(const ReportPlan& plan) {
+  py::dict dict;
+  dict["step"] = plan.step;
+  dict["sites"] = plan.sites;
+  dict["held_bytes"] = plan.held_bytes;
+  dict["mean_bits"] = plan.mean_bits;
+  dict["error"] = plan.error;
+  dict["uniform_error"] = plan.uniform_error;
+  return dict;
+}
+
 py::dict state_as_dict(const torch_layer::State& state) {
   py::dict dict;
   dict["steps"] = state.steps;
@@ -114,12 +125,7 @@ py::dict state_as_dict(const torch_layer::State& state) {
   dict["fixed_bytes"] = state.reference.fixed_bytes;
   dict["unique_bytes"] = state.reference.unique_bytes;
   dict["plan"] = py::none();
-  if (state.plan)
-    dict["plan"] =
-        py::dict(py::arg("step") = state.plan->step, py::arg("sites") = state.plan->sites,
-                 py::arg("held_bytes") = state.plan->held_bytes,
-                 py::arg("mean_bits") = state.plan->mean_bits, py::arg("error") = state.plan->error,
-                 py::arg("uniform_error") = state.plan->uniform_error);
+  if (state.plan) dict["plan"] = summary_as_dict(*state.plan);
   dict["guard"] = py::none();
   if (state.guard) {
     const torch_layer::SketchState sketch = state.guard->state();

@@ -11,6 +11,9 @@
 
 namespace backfold::python {
 
+// What the last plan expects.
+pybind11::dict summary_as_dict(const ReportPlan& plan);
+
 pybind11::dict state_as_dict(const torch_layer::State& state);
 // Raises, having changed nothing, for a state that is not one of this model.
 void take_state(torch_layer::State& state, const pybind11::dict& dict);

@@ -28,13 +28,15 @@ class MovedLeaves {
     for (const at::Tensor& leaf : leaves) {
       // Of leaves that share memory the first one moves it.
       if (!storages.insert(leaf.storage().unsafeGetStorageImpl()).second) continue;
-      const auto [generator, made] = generators.try_emplace(
-          leaf.device().str(), at::globalContext().defaultGenerator(leaf.device()).clone());
-      if (made) generator->second.set_current_seed(seed);
+      at::Generator& generator = generators[leaf.device().str()];
+      if (!generator.defined()) {
+        generator = at::globalContext().defaultGenerator(leaf.device()).clone();
+        generator.set_current_seed(seed);
+      }
       at::Tensor alias = leaf.variable_data();
       aliases_.push_back(alias);
       directions.push_back(
-          at::empty_like(alias, at::MemoryFormat::Contiguous).normal_(0, 1, generator->second));
+          at::empty_like(alias, at::MemoryFormat::Contiguous).normal_(0, 1, generator));
     }
     if (aliases_.empty()) return;
     values_ = at::_foreach_mul(aliases_, 1);  // copies, in few kernels

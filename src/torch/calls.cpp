@@ -30,7 +30,6 @@ class Registry {
     op.opaque = !op.schema || !op.name.starts_with("aten::");
     op.compiled = !op.schema && op.name.find("CompiledFunction") != std::string::npos;
     op.copies = op.name == "aten::_to_copy";
-    op.wants_arguments = op.name == "aten::convolution";  // for a probe's closed form
     if (op.schema) {
       for (const c10::Argument& argument : op.schema->arguments())
         op.slots.push_back(argument.name());
@@ -110,7 +109,7 @@ std::unique_ptr<at::ObserverContext> begin(const at::RecordFunction& call) {
         if (entry.isTensor()) note(entry.toTensor());
     }
   }
-  if (running.op->wants_arguments || running.op->copies)
+  if (running.op->wants_arguments || running.op->copies || thread.begin_observer)
     running.arguments.assign(inputs.begin(), inputs.end());
   if (thread.begin_observer) thread.begin_observer(running);
   return nullptr;

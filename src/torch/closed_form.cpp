@@ -9,6 +9,7 @@
 #include <string_view>
 
 #include "torch/effect.h"
+#include "torch/gains.h"
 
 namespace backfold::torch_layer {
 namespace {
@@ -23,11 +24,6 @@ constexpr Form kForms[] = {{"aten::addmm", "mat1", "mat2"},
 
 bool is_convolution(const Operator& op) { return op.name == "aten::convolution"; }
 
-at::Tensor squares(const at::Tensor& tensor) {
-  const bool wide = tensor.scalar_type() == at::kFloat || tensor.scalar_type() == at::kDouble;
-  return (wide ? tensor : tensor.to(at::kFloat)).square();
-}
-
 }  // namespace
 
 bool has_closed_form(const RunningCall& call, const Site& site) {
@@ -36,8 +32,7 @@ bool has_closed_form(const RunningCall& call, const Site& site) {
   });
   if (form == std::end(kForms)) return false;
   if (is_convolution(*call.op) &&
-      (call.arguments.empty() ||
-       ::backfold::torch_layer::Call(*call.op->schema, call.arguments)["transposed"].toBool()))
+      (call.arguments.empty() || Call(*call.op->schema, call.arguments)["transposed"].toBool()))
     return false;
   for (const auto& [argument, position] : call.tensors) {
     if (call.op->slots[static_cast<std::size_t>(position)] != form->weight) continue;
@@ -49,7 +44,7 @@ bool has_closed_form(const RunningCall& call, const Site& site) {
 
 at::Tensor energies_by_row(const Operator& op, c10::ArrayRef<c10::IValue> arguments,
                            const at::Tensor& error) {
-  const at::Tensor energies = squares(error);
+  const at::Tensor energies = as_float(error).square();
   if (!is_convolution(op)) return energies.sum(1);
   const std::int64_t groups = Call(*op.schema, arguments)["groups"].toInt();
   return energies.unflatten(1, {groups, energies.size(1) / groups}).sum(2);

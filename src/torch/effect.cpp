@@ -13,6 +13,7 @@
 
 #include "torch/blocks.h"
 #include "torch/closed_form.h"
+#include "torch/geometry.h"
 #include "torch/node_name.h"
 
 namespace backfold::torch_layer {
@@ -33,11 +34,6 @@ constexpr std::string_view kOnce =
     "CudnnRnnBackward0 MiopenRnnBackward0 MkldnnRnnLayerBackward0 CopySlices";
 constexpr std::string_view kOnceOperators =
     "aten::_cudnn_rnn aten::miopen_rnn aten::mkldnn_rnn_layer";
-
-at::Tensor as_float(const at::Tensor& tensor) {
-  const bool wide = tensor.scalar_type() == at::kFloat || tensor.scalar_type() == at::kDouble;
-  return wide ? tensor : tensor.to(at::kFloat);
-}
 
 // Elements up to which a tensor may wait for its norm, to be taken with many others.
 constexpr std::int64_t kSmall = 1 << 16;
@@ -113,10 +109,7 @@ std::vector<std::vector<std::shared_ptr<Probed>>> bundles_of(const ProbedCall& c
     const auto one = weak.lock();
     if (!one) continue;
     const auto same = std::find_if(bundles.begin(), bundles.end(), [&](const auto& bundle) {
-      return bundle[0]->tensor().is_alias_of(one->tensor()) &&
-             bundle[0]->tensor().sizes() == one->tensor().sizes() &&
-             bundle[0]->tensor().strides() == one->tensor().strides() &&
-             bundle[0]->tensor().storage_offset() == one->tensor().storage_offset();
+      return same_elements(bundle[0]->tensor(), one->tensor());
     });
     if (same == bundles.end()) {
       bundles.push_back({one});
@@ -219,6 +212,7 @@ variable_list EffectHook::operator()(const variable_list& outputs, const variabl
                  " saved could not be measured: ", error.what_without_backtrace());
     }
     call_->inputs.clear();
+    call_->arguments.clear();
   }
   return outputs;
 }

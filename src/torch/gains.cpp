@@ -11,6 +11,11 @@
 
 namespace backfold::torch_layer {
 
+at::Tensor as_float(const at::Tensor& tensor) {
+  const bool wide = tensor.scalar_type() == at::kFloat || tensor.scalar_type() == at::kDouble;
+  return wide ? tensor : tensor.to(at::kFloat);
+}
+
 at::Tensor norm_of(const at::Tensor& tensor) {
   if (tensor.layout() != at::kStrided || tensor.is_complex())
     return at::zeros({}, at::TensorOptions(at::kFloat).device(tensor.device()));

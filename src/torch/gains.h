@@ -61,6 +61,9 @@ class Gains {
   std::unordered_map<const torch::autograd::Node*, bool> leaves_;
 };
 
+// The tensor itself if it is fp32 or fp64, else a copy in fp32.
+at::Tensor as_float(const at::Tensor& tensor);
+
 // The norm of a tensor, on its device; 0 for tensors that have none.
 at::Tensor norm_of(const at::Tensor& tensor);
 

@@ -36,6 +36,11 @@ at::Tensor without_gaps(const at::Tensor& tensor) {
   return tensor.as_strided(sizes, tensor.strides()).clone(at::MemoryFormat::Preserve);
 }
 
+bool same_elements(const at::Tensor& a, const at::Tensor& b) {
+  return a.is_alias_of(b) && a.sizes() == b.sizes() && a.strides() == b.strides() &&
+         a.storage_offset() == b.storage_offset();
+}
+
 View view_in_span(const at::Tensor& tensor, std::int64_t begin) {
   View view;
   view.sizes.assign(tensor.sizes().begin(), tensor.sizes().end());

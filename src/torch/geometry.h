@@ -41,6 +41,9 @@ bool fills_its_span(const at::Tensor& tensor, const Span& span);
 // A copy without gaps, in the same order of dimensions; dimensions of stride 0 have size 1 in it.
 at::Tensor without_gaps(const at::Tensor& tensor);
 
+// Whether two tensors are the same elements of the same memory, in the same order.
+bool same_elements(const at::Tensor& a, const at::Tensor& b);
+
 // How a tensor lies in the span that begins at `begin`.
 View view_in_span(const at::Tensor& tensor, std::int64_t begin);
 

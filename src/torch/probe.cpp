@@ -11,6 +11,7 @@
 
 #include "torch/closed_form.h"
 #include "torch/effect.h"
+#include "torch/geometry.h"
 #include "torch/treatment.h"
 
 namespace backfold::torch_layer {
@@ -49,13 +50,16 @@ const Site& root_of(const Site& site) { return site.root ? *site.root : site; }
 
 bool is_zero_exact(const Site& site) { return root_of(site).zero_exact; }
 
+GroupFormat format_with(const Site& site, const at::Tensor& tensor, const Choice& choice) {
+  return group_format(tensor, *element_type(tensor.scalar_type()), choice, is_zero_exact(site));
+}
+
 at::Tensor without_history(const at::Tensor& tensor) {
   return tensor.is_leaf() ? tensor : tensor.tensor_data();
 }
 
 at::Tensor difference(const at::Tensor& a, const at::Tensor& b) {
-  const bool wide = a.scalar_type() == at::kFloat || a.scalar_type() == at::kDouble;
-  return wide ? a - b : a.to(at::kFloat) - b.to(at::kFloat);
+  return as_float(a) - as_float(b);
 }
 
 // Arguments whose gradients leave through an edge that is no leaf's.
@@ -87,7 +91,8 @@ c10::SmallVector<int, 4> Probe::widths(const Site& site) const {
   return widths;
 }
 
-bool is_foldable(const Site& site, const Demand& demand) {
+bool is_foldable(const at::Tensor& tensor, const Site& site, const Demand& demand) {
+  if (obstacle_in(tensor) || tensor.numel() == 0) return false;
   if (site.alive || root_of(site).alive) return false;
   if (demand.reads != Reads::kValues && demand.reads != Reads::kFinely) return false;
   return root_of(site).reference.elements > 0;
@@ -130,10 +135,7 @@ std::shared_ptr<FoldedErrors> Probe::errors_of(const at::Tensor& tensor, const S
   auto& known = folded_errors_[{tensor.storage().unsafeGetStorageImpl(), &root_of(site)}];
   auto errors = known.lock();
   // Another view of the storage, or another shape of energies, is another matter.
-  if (!errors || !errors->tensor.is_same_size(tensor) ||
-      errors->tensor.strides() != tensor.strides() ||
-      errors->tensor.storage_offset() != tensor.storage_offset() ||
-      site.op->name == "aten::convolution") {
+  if (!errors || !same_elements(errors->tensor, tensor) || site.op->name == "aten::convolution") {
     errors = std::make_shared<FoldedErrors>();
     errors->tensor = tensor.tensor_data();
     known = errors;
@@ -160,7 +162,7 @@ GroupFormat Probe::format_of(const Site& site, const at::Tensor& tensor, int bit
     if (const auto found = rankings_.find(&root_of(site)); found != rankings_.end())
       choice.grouping = found->second.best;
   }
-  return group_format(tensor, *element_type(tensor.scalar_type()), choice, is_zero_exact(site));
+  return format_with(site, tensor, choice);
 }
 
 void Probe::note_moved(const RunningCall& call, Site& site) {
@@ -202,9 +204,15 @@ std::shared_ptr<ProbedCall> Probe::call_record(RunningCall& call, Site& site) {
   if (call.note >= 0) return calls_[static_cast<std::size_t>(call.note)];
   auto record = std::make_shared<ProbedCall>();
   record->op = call.op;
-  record->closed_form = has_closed_form(call, site);
-  if (record->closed_form) record->arguments = call.arguments;
-  if (pass_ == Pass::kClean && !record->closed_form) take_tangents(call, site, *record);
+  if (pass_ == Pass::kClean) {
+    // In the user's own step arguments are not kept: they would be alive, and exact, in backward.
+    record->closed_form = has_closed_form(call, site);
+    if (record->closed_form) {
+      record->arguments = call.arguments;
+    } else {
+      take_tangents(call, site, *record);
+    }
+  }
   call.note = static_cast<std::int64_t>(calls_.size());
   calls_.push_back(record);
   return record;
@@ -220,9 +228,7 @@ void Probe::rank(const at::Tensor& tensor, Site& site) {
   for (std::size_t i = 0; i < kGroupings.size(); ++i) {
     if (groups[i] == 0 || (kGroupings[i].layout == Layout::kRotated && is_zero_exact(site)))
       continue;
-    const Choice choice{bits, kGroupings[i]};
-    const GroupFormat format =
-        group_format(tensor, *element_type(tensor.scalar_type()), choice, is_zero_exact(site));
+    const GroupFormat format = format_with(site, tensor, {bits, kGroupings[i]});
     ranking.groupings.push_back(kGroupings[i]);
     errors.push_back(difference(round_trip(tensor, format, next_key()), tensor));
   }
@@ -255,9 +261,7 @@ void Probe::add_relative_errors(const at::Tensor& tensor, Site& site,
   gains_.want();
   const at::Tensor norm = norm_of(tensor.tensor_data());
   for (const int bits : widths(site)) {
-    const Choice choice{bits, {}};
-    const GroupFormat format =
-        group_format(tensor, *element_type(tensor.scalar_type()), choice, is_zero_exact(site));
+    const GroupFormat format = format_with(site, tensor, {bits, {}});
     relatives_.push_back({&site, bits, call, norm,
                           norm_of(difference(round_trip(tensor, format, next_key()), tensor))});
   }
@@ -267,7 +271,7 @@ Saved Probe::save(const at::Tensor& tensor, Site& site, const Demand& demand, Ru
                   SitesAlive sites) {
   const at::AutoGradMode no_grad(false);
   saved_something_ = true;
-  const bool foldable = is_foldable(site, demand) && !obstacle_in(tensor) && tensor.numel() > 0;
+  const bool foldable = is_foldable(tensor, site, demand);
   std::shared_ptr<Reader> kept;
   if (pass_ == Pass::kMoved) {
     if (foldable && call.note < 0) {
@@ -306,7 +310,7 @@ void Probe::fold_only(const Site* root, int bits, std::uint64_t draw) {
 }
 
 void Probe::note(const at::Tensor& tensor, Site& site, const Demand& demand, RunningCall& call) {
-  if (!is_foldable(site, demand) || obstacle_in(tensor) || tensor.numel() == 0) return;
+  if (!is_foldable(tensor, site, demand)) return;
   const at::AutoGradMode no_grad(false);
   add_relative_errors(tensor, site, call_record(call, site));
 }

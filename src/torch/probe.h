@@ -225,8 +225,8 @@ class Probe : public std::enable_shared_from_this<Probe> {
   Gains gains_;
 };
 
-// Whether folding a site is a matter of choice, as far as its last steps tell.
-bool is_foldable(const Site& site, const Demand& demand);
+// Whether folding a tensor is a matter of choice, as far as the last steps of its site tell.
+bool is_foldable(const at::Tensor& tensor, const Site& site, const Demand& demand);
 
 }  // namespace backfold::torch_layer
 
