@@ -51,6 +51,7 @@ add_library(backfold_torch SHARED
   src/torch/node_name.cpp
   src/torch/noise.cpp
   src/torch/ops.cpp
+  src/torch/outside.cpp
   src/torch/packet.cpp
   src/torch/plan.cpp
   src/torch/probe.cpp

@@ -34,8 +34,9 @@ class Probes:
 
     A probe step goes as any other, but the call of the model is recorded. When the next step
     begins, the call is run again with the gradients that arrived, and the plan is made. What is
-    saved outside of the model's call (the loss), or all of it where there is no call to run again,
-    is judged by the energies of the gradients in the user's own backward.
+    saved outside of the model's call (the loss) is measured in the user's own backward, with the
+    tangents that the second run gives of what the model returns; where there is no call to run
+    again, by the energies of the gradients there.
     """
 
     def __init__(
@@ -80,9 +81,9 @@ class Probes:
             return
         self._last = self._core.steps + 1
         self._again = False
-        self._core.begin_own_probe()
+        self._core.begin_own_probe(self._model is not None)
         if self._model is not None:
-            self._recorder = ModelCall.watch(self._model, self._fraction)
+            self._recorder = ModelCall.watch(self._model, self._fraction, self._core.model_returned)
             self._call = self._recorder.__enter__()
             self._handles = [
                 self._model.register_forward_pre_hook(self._model_begins, prepend=True),
@@ -116,13 +117,14 @@ class Probes:
     def _measure(self) -> None:
         call, self._call, self._waits = self._call, None, False
         gain = 0.0
+        moved: list[torch.Tensor | None] = []
         measured = 0
         if call is not None and call.ready:
             try:
                 with call.untouched():
                     scale = 1 / call.share if call.sliced_gradients else call.share
                     measured = self._core.calibrate(call.step(), call.input_leaves, scale, False)
-                    gain = call.gain
+                    gain, moved = call.gain, call.moved
             except Exception as error:  # training goes on with what the own step tells
                 if call.share == 1:
                     self._give_up(f"running it again failed: {error}")
@@ -130,7 +132,7 @@ class Probes:
                     self._again = True  # with the whole batch
         elif call is not None:
             self._give_up(call.reason)
-        if measured + self._core.finish_own_probe(gain) > 0:
+        if measured + self._core.finish_own_probe(gain, moved) > 0:
             self._core.replan()
 
     def _look_at_noise(self) -> None:

@@ -43,20 +43,34 @@ class ModelCall:
         share: which part of the batch is run again; 1.0 is all of it.
     """
 
-    def __init__(self, model: torch.nn.Module, fraction: float) -> None:
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        fraction: float,
+        on_return: Callable[[list[tuple[torch.Tensor, int]]], None] | None = None,
+    ) -> None:
         # What DistributedDataParallel does around its module belongs to the user's step alone.
         self._model = model.module if isinstance(model, DistributedDataParallel) else model
         self._fraction = 1.0 if self._model in _only_whole else fraction
         self._handles: list[Any] = []
+        self._on_return = on_return
         self._forget(
             "no call of the model was seen inside the block, with gradients enabled and outside of "
             "torch.compile"
         )
 
     @staticmethod
-    def watch(model: torch.nn.Module, fraction: float = 0.25) -> Recorder:
-        """A context to open where the block begins and to close where it ends."""
-        return Recorder(ModelCall(model, fraction))
+    def watch(
+        model: torch.nn.Module,
+        fraction: float = 0.25,
+        on_return: Callable[[list[tuple[torch.Tensor, int]]], None] | None = None,
+    ) -> Recorder:
+        """A context to open where the block begins and to close where it ends.
+
+        `on_return` is given what the recorded call returns: tensors with a gradient, each with the
+        number of its rows that are run again, 0 for all.
+        """
+        return Recorder(ModelCall(model, fraction, on_return))
 
     @property
     def ready(self) -> bool:
@@ -99,6 +113,18 @@ class ModelCall:
         leaves, sent = (float(energy) for energy in self._energies)
         return leaves / sent if sent > 0 else 0.0
 
+    @property
+    def moved(self) -> list[torch.Tensor | None]:
+        """By how much what the call returned differs in the last two runs; None if not known.
+
+        In the order of `on_return`.
+        """
+        before, after = self._returned
+        return [
+            (before[index] - after[index]) if index in before and index in after else None
+            for index in self._outputs
+        ]
+
     def step(self) -> Callable[[], None]:
         """A function that runs forward and backward, each time the same, inside untouched().
 
@@ -117,6 +143,8 @@ class ModelCall:
 
         def run() -> None:
             outputs = self._forward(gradients)
+            returned = {i: one.detach() for i, one in zip(gradients, outputs, strict=True)}
+            self._returned = self._returned[1], returned
             if len(outputs) > 1:
                 # What arrived at an output includes what came through outputs computed from it.
                 for output, gradient in zip(outputs, gradients.values(), strict=True):
@@ -166,6 +194,8 @@ class ModelCall:
         self._devices: set[torch.device] = set()
         self._kept_rows: int | None = None
         self._gradients: dict[int, torch.Tensor] = {}
+        self._outputs: list[int] = []  # of what was returned, those with a gradient
+        self._returned: tuple[dict[int, torch.Tensor], dict[int, torch.Tensor]] = ({}, {})
         self.share = 1.0
 
     def _attempt(self, record: Callable[..., None], *given: Any) -> None:
@@ -191,6 +221,10 @@ class ModelCall:
             return
         self._obstacle = "no gradient has arrived at what the model returned"
         self._slice([tensor for tensor in outputs.values() if tensor.dim() > 0])
+        self._outputs = list(outputs)
+        if self._on_return is not None:
+            kept = self._kept_rows or 0
+            self._on_return([(one, kept if one.dim() > 0 else 0) for one in outputs.values()])
         later = scalars_after(outputs)
         for index, tensor in outputs.items():
             self._listen(index, tensor, later[index])

@@ -100,18 +100,31 @@ class PyController {
   void replan() { torch_layer::replan(controller_.state()); }
 
   // A probe that goes along with the next step. What runs inside the model it leaves out.
-  void begin_own_probe() {
+  void begin_own_probe(bool model_runs_again) {
     auto& state = controller_.state();
     state.probe = std::make_shared<torch_layer::Probe>(state.options.seed, 0,
                                                        torch_layer::least_width(state));
     state.probe->begin(torch_layer::Probe::Pass::kUsersOwn);
+    if (model_runs_again) state.probe->outside().expect_model();
     state.inside_model = false;
   }
   void inside_model(bool inside) { controller_.state().inside_model = inside; }
-  // After the step's backward. `rest` is the signal gain of what it left out.
-  int finish_own_probe(double rest) {
-    const auto probe = std::exchange(controller_.state().own_probe, nullptr);
-    return probe && probe->backward_began() ? probe->finish(1, rest) : 0;
+  // What the recorded call of the model returned, with the rows of each that are run again; 0 is
+  // all of them.
+  void model_returned(const std::vector<std::pair<at::Tensor, std::int64_t>>& outputs) {
+    std::vector<torch_layer::ModelOutput> returned;
+    for (const auto& [tensor, rows] : outputs) returned.push_back({tensor, rows});
+    if (const auto& probe = controller_.state().probe) probe->model_returned(returned);
+  }
+  // After the step's backward. `rest` is the signal gain of what it left out, `moved` by how much
+  // what the model returned moved in the last calibrate().
+  int finish_own_probe(double rest, const std::vector<std::optional<at::Tensor>>& moved) {
+    auto& state = controller_.state();
+    const auto probe = std::exchange(state.own_probe, nullptr);
+    if (!probe || !probe->backward_began()) return 0;
+    std::vector<at::Tensor> tangents;
+    for (const auto& one : moved) tangents.push_back(one.value_or(at::Tensor()));
+    return probe->finish_own(rest, tangents, state.epsilon);
   }
 
   // (ratio, sites that add most, value of the target that would do), or None.
@@ -203,6 +216,7 @@ void add_controller(py::module_& module) {
       .def("replan", &PyController::replan)
       .def("begin_own_probe", &PyController::begin_own_probe)
       .def("inside_model", &PyController::inside_model)
+      .def("model_returned", &PyController::model_returned)
       .def("finish_own_probe", &PyController::finish_own_probe)
       .def("noise", &PyController::noise)
       .def("state", &PyController::state)

@@ -51,6 +51,7 @@ at::Tensor block_sums(const at::Tensor& error, const at::Tensor& tangent, Blocks
       if (i != 1) others.push_back(i);
     return product.sum(others);
   }
+  if (blocks == Blocks::kSamples && dim >= 2) return product.flatten(1).sum(1);
   return product.sum(-1);
 }
 

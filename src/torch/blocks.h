@@ -19,6 +19,7 @@ enum class Blocks : std::uint8_t {
   kRows,      // of the last dimension
   kColumns,   // everything but the last dimension but one
   kChannels,  // the second dimension
+  kSamples,   // of the first dimension
 };
 
 // For the gradient of the argument `slot` of an operator.

@@ -196,7 +196,7 @@ int calibrate(const std::shared_ptr<State>& state, const std::function<void()>& 
   const Snapshot snapshot(*state);
   learn_sites(state, step, snapshot);
   const std::vector<at::Tensor> leaves = leaves_of(*state, options);
-  const double epsilon = epsilon_for(*state, leaves);
+  const double epsilon = state->epsilon = epsilon_for(*state, leaves);
   const int least = least_width(*state);
   const std::optional<int> noisy_at = noisy_width(*state);
   const auto measure = [&] {

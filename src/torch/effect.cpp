@@ -198,10 +198,15 @@ variable_list EffectHook::operator()(const variable_list& outputs, const variabl
   if (!probe) return outputs;
   const at::AutoGradMode no_grad(false);
   const bool measures = call_ && probe->pass() == Probe::Pass::kClean && can_run_again(node_);
-  if (!measures) {
-    probe->record_gains(node_, inputs, outputs, outputs);
-  } else {
+  if (!measures) probe->record_gains(node_, inputs, outputs, outputs);
+  const bool outside = call_ && !call_->outside.empty();
+  if (measures || outside) {
     try {
+      if (outside) {
+        probe->outside().measure(*probe, node_, *call_->op, call_->outside, inputs);
+        call_->outside.clear();
+        return outputs;
+      }
       const bool noisy = probe->is_noisy() && !call_->closed_form;
       const variable_list clean =
           noisy ? without_noise(node_, *call_, outputs, inputs) : variable_list();
@@ -213,6 +218,7 @@ variable_list EffectHook::operator()(const variable_list& outputs, const variabl
     }
     call_->inputs.clear();
     call_->arguments.clear();
+    call_->outside.clear();
   }
   return outputs;
 }

@@ -218,9 +218,12 @@ Saved Entry::save(const at::Tensor& tensor, const char* obstacle) {
     state_->grown_bytes.reset();
   }
   saved_bytes_ += saved_bytes(tensor);
+  std::shared_ptr<StandIn> stand_in;
   if (state_->probe && !obstacle && !state_->inside_model)
-    state_->probe->note(tensor, site, demand, *call);
-  return store_.save(tensor, site, demand, state_->steps, obstacle);
+    stand_in = state_->probe->note(tensor, site, demand, *call);
+  Saved saved = store_.save(tensor, site, demand, state_->steps, obstacle);
+  if (stand_in) saved.stand_in(std::move(stand_in));
+  return saved;
 }
 
 void Entry::enter_module(const void* module, const char* class_name) {

@@ -44,6 +44,7 @@ struct State {
   bool probing() const { return probe && probe->pass() != Probe::Pass::kUsersOwn; }
   std::shared_ptr<Probe> own_probe;  // that went along with a step and waits for its backward
   bool inside_model = false;         // what is saved now will be measured by running it again
+  double epsilon = 0;                // by which the last probe moved leaves
   std::optional<at::Device> device;  // whose allocator is asked what hooks do not see
   std::optional<std::int64_t> grown_bytes;  // allocated by the last step and not freed in it
   bool unknown_modules = false;             // one was called since the modules were listed

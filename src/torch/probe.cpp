@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <set>
 
 #include "torch/closed_form.h"
 #include "torch/effect.h"
@@ -309,10 +310,25 @@ void Probe::fold_only(const Site* root, int bits, std::uint64_t draw) {
   only_draw_ = draw;
 }
 
-void Probe::note(const at::Tensor& tensor, Site& site, const Demand& demand, RunningCall& call) {
-  if (!is_foldable(tensor, site, demand)) return;
+std::shared_ptr<StandIn> Probe::note(const at::Tensor& tensor, Site& site, const Demand& demand,
+                                     RunningCall& call) {
+  const bool again = outside_.expects_model() && can_run_again(*call.op);
+  if (!is_foldable(tensor, site, demand)) return again ? std::make_shared<StandIn>() : nullptr;
   const at::AutoGradMode no_grad(false);
-  add_relative_errors(tensor, site, call_record(call, site));
+  const auto record = call_record(call, site);
+  add_relative_errors(tensor, site, record);
+  if (!again) return nullptr;
+  const auto stand_in = std::make_shared<StandIn>();
+  // Of what a call saves twice there is one packet, so one copy.
+  const auto same = std::find_if(
+      record->outside.begin(), record->outside.end(),
+      [&](const OutsideSaved& one) { return one.source == tensor.unsafeGetTensorImpl(); });
+  record->outside.push_back({&site, tensor.unsafeGetTensorImpl(),
+                             same == record->outside.end()
+                                 ? tensor.tensor_data().clone(at::MemoryFormat::Preserve)
+                                 : same->tensor,
+                             stand_in});
+  return stand_in;
 }
 
 void Probe::watch(const at::Tensor& result, const std::shared_ptr<ProbedCall>& call) {
@@ -340,9 +356,13 @@ void Probe::call_ended(const RunningCall& call, c10::ArrayRef<c10::IValue> resul
       call.note >= 0 ? calls_[static_cast<std::size_t>(call.note)] : std::shared_ptr<ProbedCall>();
   for (const c10::IValue& result : results) {
     if (result.isTensor()) {
+      outside_.add_node(result.toTensor());
       watch(result.toTensor(), record);
     } else if (result.isTensorList()) {
-      for (const at::Tensor& one : result.toTensorVector()) watch(one, record);
+      for (const at::Tensor& one : result.toTensorVector()) {
+        outside_.add_node(one);
+        watch(one, record);
+      }
     }
   }
 }
@@ -369,8 +389,28 @@ void Probe::record_gains(const torch::autograd::Node& node, const std::vector<at
   gains_.record(node, inputs, outputs, clean);
 }
 
-int Probe::finish(double scale, double rest) {
+int Probe::finish_own(double rest, const std::vector<at::Tensor>& tangents, double epsilon) {
+  std::set<const Site*> measured;
+  for (Outside::Energy& one : outside_.finish(tangents, epsilon)) {
+    measured.insert(one.site);
+    measurements_.push_back({one.site,
+                             {one.bits},
+                             Sensitivity::Estimate::kRerun,
+                             std::move(one.norm),
+                             true,
+                             one.factor});
+  }
+  std::erase_if(relatives_, [&](const Relative& one) { return measured.contains(one.site); });
   gains_.settle(rest);
+  return write_tables(1);
+}
+
+int Probe::finish(double scale) {
+  gains_.settle(0);
+  return write_tables(scale);
+}
+
+int Probe::write_tables(double scale) {
   // What is small was kept as it is: its norms are taken all at once.
   std::map<std::string, std::vector<Measurement*>> open;
   for (Measurement& one : measurements_)

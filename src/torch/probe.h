@@ -28,6 +28,7 @@
 #include "torch/calls.h"
 #include "torch/demand.h"
 #include "torch/gains.h"
+#include "torch/outside.h"
 #include "torch/saved.h"
 #include "torch/site.h"
 
@@ -52,6 +53,7 @@ struct ProbedCall {
   std::vector<c10::IValue> arguments;  // where a closed form looks at them
   std::vector<ProbedInput> inputs;
   std::vector<std::weak_ptr<Probed>> saved;  // owned by the graph
+  std::vector<OutsideSaved> outside;         // in the user's own step
   const torch::autograd::Node* node = nullptr;
 };
 
@@ -133,8 +135,12 @@ class Probe : public std::enable_shared_from_this<Probe> {
   // What an entry does with a tensor in a pass that is not the user's own.
   Saved save(const at::Tensor& tensor, Site& site, const Demand& demand, RunningCall& call,
              SitesAlive sites);
-  // Beside the store, in the user's own step.
-  void note(const at::Tensor& tensor, Site& site, const Demand& demand, RunningCall& call);
+  // Beside the store, in the user's own step, outside of the model. What comes back is for the
+  // saved tensor to ask; none where its node will not be run again.
+  std::shared_ptr<StandIn> note(const at::Tensor& tensor, Site& site, const Demand& demand,
+                                RunningCall& call);
+  // In the user's own step: the call of the model that will be run again has returned.
+  void model_returned(const std::vector<ModelOutput>& outputs) { outside_.model_returned(outputs); }
   void call_begins(const RunningCall& call);
   void call_ended(const RunningCall& call, c10::ArrayRef<c10::IValue> results);
 
@@ -150,8 +156,11 @@ class Probe : public std::enable_shared_from_this<Probe> {
   bool saved_something() const { return saved_something_; }
 
   // Writes what was measured to the sites, times `scale`; returns how many have a new table.
-  // `rest` is the signal gain of nodes that this probe did not see.
-  int finish(double scale, double rest = 0);
+  int finish(double scale);
+  // The same for the user's own step. `rest` is the signal gain of nodes that this probe did not
+  // see, `tangents` are those of what the model returned, `epsilon` times too large; none where its
+  // call was not run again.
+  int finish_own(double rest, const std::vector<at::Tensor>& tangents, double epsilon);
 
   // For the nodes' hooks.
   void read_begins(const std::shared_ptr<ProbedCall>& call);
@@ -168,6 +177,7 @@ class Probe : public std::enable_shared_from_this<Probe> {
   // multiply each other: at few bits that is most of them.
   bool is_noisy() const { return noisy_; }
   int width_now(const Site& site) const;
+  Outside& outside() { return outside_; }
 
  private:
   // The groupings of one bundle, with their errors, until they are ranked.
@@ -198,6 +208,7 @@ class Probe : public std::enable_shared_from_this<Probe> {
                            const std::shared_ptr<ProbedCall>& call);
   at::Tensor folded(const at::Tensor& tensor, const Site& site);
   bool watches_nodes() const;
+  int write_tables(double scale);
   void watch(const at::Tensor& result, const std::shared_ptr<ProbedCall>& call);
 
   const std::uint64_t seed_;
@@ -223,6 +234,7 @@ class Probe : public std::enable_shared_from_this<Probe> {
   std::vector<Measurement> measurements_;
   std::vector<Relative> relatives_;
   Gains gains_;
+  Outside outside_;
 };
 
 // Whether folding a tensor is a matter of choice, as far as the last steps of its site tell.

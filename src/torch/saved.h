@@ -27,6 +27,21 @@ class Reader {
   virtual at::Tensor read() = 0;
 };
 
+// What a saved tensor comes back as while its node is run again in the user's own backward; the
+// tensor as it is kept where nothing stands in.
+struct StandIn {
+  at::Tensor tensor;
+};
+
+// While one lives, nodes of this thread are run again: whoever reads is meant to.
+class RunningAgain {
+ public:
+  RunningAgain();
+  ~RunningAgain();
+  RunningAgain(const RunningAgain&) = delete;
+  RunningAgain& operator=(const RunningAgain&) = delete;
+};
+
 class Saved {
  public:
   // A reference, geometry, one of the objects that readers share, or a probe's.
@@ -44,6 +59,9 @@ class Saved {
   // kept is let go at once, not after the node's work: the peak is lower by one packet.
   at::Tensor unpack();
 
+  // From now on something may stand in, and nothing is let go before its node is.
+  void stand_in(std::shared_ptr<StandIn> stand_in) { stand_in_ = std::move(stand_in); }
+
   // Whether unpacking is long work for the CPU.
   bool is_large_on_cpu() const;
 
@@ -60,6 +78,7 @@ class Saved {
   Kept kept_;
   bool let_go_ = false;
   const Rule* const rule_;
+  std::shared_ptr<StandIn> stand_in_;
 };
 
 }  // namespace backfold::torch_layer

@@ -388,3 +388,56 @@ def test_what_a_mask_makes_infinite_is_measured_all_the_same(device):
     fold.calibrate(step)
     softmax = next(errors for name, errors in tables(fold).items() if "softmax" in name)
     assert all(error > 0 for error in softmax.values())
+
+
+def sequence_loss(logits: torch.Tensor) -> torch.Tensor:
+    flat = logits.flatten(0, 1)
+    return functional.cross_entropy(flat, torch.arange(len(flat), device=flat.device) % 256)
+
+
+def scaled_loss(logits: torch.Tensor) -> torch.Tensor:
+    scale = nn.Parameter(torch.full((1,), 1.5, device=logits.device))
+    return sequence_loss(logits.transpose(0, 1).contiguous() * scale)
+
+
+@pytest.mark.parametrize("loss", [sequence_loss, scaled_loss])
+def test_what_the_loss_saves_is_measured_in_the_own_backward(device, loss):
+    torch.manual_seed(3)
+    model = nn.Sequential(nn.Linear(32, 64), nn.Tanh(), nn.Linear(64, 256)).to(device)
+    x = torch.randn(32, 8, 32, device=device)
+    own = backfold.Controller(model, bits=2, min_bytes=0, probe_steps=(2,), probe_every=None)
+    for _ in range(3):
+        with own:
+            result = loss(model(x))
+        result.backward()
+    exact = backfold.Controller(model, bits=2, min_bytes=0)
+    exact.calibrate(lambda: loss(model(x)).backward(), "exact")
+    site = next(name for name in estimates(own) if "_log_softmax" in name)
+    assert estimates(own)[site] == "re-run"
+    for bits, error in tables(own)[site].items():
+        # Signal gains are 5.5 times too large here.
+        assert abs(math.log(error / tables(exact)[site][bits])) < math.log(3)
+
+
+def test_a_loss_that_cannot_be_run_again_is_judged_by_signal_gains():
+    class Doubled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            return 2 * x
+
+        @staticmethod
+        def backward(ctx, gradient):
+            (x,) = ctx.saved_tensors
+            return 2 * gradient + 0 * x
+
+    model = nn.Linear(64, 64)
+    fold = backfold.Controller(model, bits=4, min_bytes=0, probe_steps=(2,), probe_every=None)
+    for _ in range(3):
+        with fold:
+            loss = Doubled.apply(model(torch.randn(64, 64)).exp()).log_softmax(-1).square().mean()
+        loss.backward()
+    found = {name.split("/")[1]: way for name, way in estimates(fold).items() if way != "none"}
+    # log_softmax is measured up to the Python function, which must not run twice.
+    assert found["aten::_log_softmax"] == "signal gain"
+    assert found["aten::exp"] == "re-run"
