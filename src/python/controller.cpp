@@ -149,6 +149,10 @@ class PyController {
   py::dict plan() { return plan_as_dict(controller_.state()); }
   void load_plan(const py::dict& dict) { take_plan(controller_.state(), dict); }
 
+  void combine_tables_by(const py::function& combine) {
+    python::combine_tables_by(controller_.state(), combine);
+  }
+
   bool stale() { return controller_.state().unknown_modules; }
   std::int64_t steps() const { return controller_.steps(); }
   Report report() const { return controller_.report(); }
@@ -222,6 +226,7 @@ void add_controller(py::module_& module) {
       .def("state", &PyController::state)
       .def("load_state", &PyController::load_state)
       .def("plan", &PyController::plan)
+      .def("combine_tables_by", &PyController::combine_tables_by)
       .def("load_plan", &PyController::load_plan)
       .def_property_readonly("own_probe_ran", &PyController::own_probe_ran)
       .def_property_readonly("has_unknown_sites", &PyController::has_unknown_sites)

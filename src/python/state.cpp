@@ -138,6 +138,15 @@ py::dict state_as_dict(const torch_layer::State& state) {
   return dict;
 }
 
+void combine_tables_by(torch_layer::State& state, const py::function& combine) {
+  state.combine_tables = [combine](std::vector<SiteRecord>& records) {
+    py::list sites;
+    for (const SiteRecord& record : records) sites.append(as_dict(record));
+    records.clear();
+    for (const py::handle& site : combine(sites)) records.push_back(as_record(site));
+  };
+}
+
 void take_state(torch_layer::State& state, const py::dict& dict) {
   std::vector<SiteRecord> records;
   for (const py::handle& site : dict["sites"]) records.push_back(as_record(site));

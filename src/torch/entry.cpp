@@ -164,6 +164,11 @@ std::optional<int> noisy_width(const State& state) {
 }
 
 void replan(State& state) {
+  if (state.combine_tables) {
+    std::vector<SiteRecord> records = state.sites->records();
+    state.combine_tables(records);
+    state.sites->take_tables(records);
+  }
   state.plan = make_plan(*state.sites, state.reference, *state.target, state.steps);
   int width = 1;
   for (const int one : kWidths)

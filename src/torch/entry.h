@@ -8,6 +8,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -36,10 +37,13 @@ struct State {
   std::optional<Target> target;     // of an adaptive controller
   StepReference reference;          // the largest step seen
   std::optional<PlanSummary> plan;  // the last one
-  bool outgrown = false;            // a step was larger than the plan knew
-  std::optional<double> noise;      // that the guard saw last
-  std::unique_ptr<Guard> guard;     // of a model's parameters
-  std::shared_ptr<Probe> probe;     // while one runs
+  // Called before each plan, with what was measured: where several processes train one model, here
+  // they make it the same for all.
+  std::function<void(std::vector<SiteRecord>&)> combine_tables;
+  bool outgrown = false;         // a step was larger than the plan knew
+  std::optional<double> noise;   // that the guard saw last
+  std::unique_ptr<Guard> guard;  // of a model's parameters
+  std::shared_ptr<Probe> probe;  // while one runs
   // Whether entries belong to a probe, not to the user.
   bool probing() const { return probe && probe->pass() != Probe::Pass::kUsersOwn; }
   std::shared_ptr<Probe> own_probe;  // that went along with a step and waits for its backward

@@ -175,6 +175,15 @@ void SiteTable::take(std::vector<SiteRecord> records) {
   }
 }
 
+void SiteTable::take_tables(const std::vector<SiteRecord>& records) {
+  for (const SiteRecord& record : records) {
+    const auto found = by_name_.find(record.name);
+    if (found == by_name_.end()) continue;
+    found->second->sensitivity = record.sensitivity;
+    found->second->reference = record.reference;
+  }
+}
+
 void SiteTable::take_choices(std::vector<std::pair<std::string, Choice>> choices) {
   for (const auto& [name, choice] : choices) check_landmark(name);
   for (const auto& [name, choice] : choices) {

@@ -172,7 +172,9 @@ class SiteTable {
   // Gives sites what a record knows of them: now, or when they are first seen. Raises ValueError,
   // having changed nothing, for a site at a parameter that this model does not have.
   void take(std::vector<SiteRecord> records);
-  // The same for choices alone.
+  // Of known sites the sensitivities and footprints alone.
+  void take_tables(const std::vector<SiteRecord>& records);
+  // As take(), for choices alone.
   void take_choices(std::vector<std::pair<std::string, Choice>> choices);
   std::deque<Site>& sites() { return sites_; }
   const std::deque<Site>& sites() const { return sites_; }

@@ -159,6 +159,30 @@ Saved Store::hold(Saving& saving, Entry& entry, Kind kind, const char* reason) {
   return saved(saving, view_in_span(saving.tensor, 0), std::move(hold), false);
 }
 
+// A copy, as the storage holds more than was planned for.
+Saved Store::hold_part(Saving& saving, Entry& entry, const char* reason) {
+  const at::Tensor& tensor = saving.tensor;
+  const std::uint32_t version = tensor._version();
+  const View original = view_in_span(tensor, 0);
+  Ledger& ledger = book(saving);
+  ledger.unique_bytes += saving.first ? static_cast<std::int64_t>(tensor.storage().nbytes()) : 0;
+  for (const Entry::Part& part : entry.parts) {
+    const auto copy = part.copy.lock();
+    if (!copy || copy->version() != version || !same(part.original, original)) continue;
+    ledger.duplicate_bytes += saving.bytes;
+    describe(ledger, Kind::kShared, 0, "held by an earlier save", 0);
+    return saved(saving, part.view, copy, false);
+  }
+  const at::Tensor copy = without_gaps(tensor);
+  const auto hold = std::make_shared<Hold>(copy.storage(), version, nullptr);
+  hold->pin();
+  entry.parts.push_back({original, view_in_copy(tensor, copy), hold});
+  const auto bytes = static_cast<std::int64_t>(copy.nbytes());
+  ledger.held_bytes += bytes;
+  describe(ledger, Kind::kRaw, 0, reason, bytes);
+  return saved(saving, entry.parts.back().view, hold, false);
+}
+
 std::optional<Saved> Store::share(Saving& saving, Entry& entry) {
   const at::Tensor& tensor = saving.tensor;
   const std::uint32_t version = tensor._version();
@@ -277,7 +301,10 @@ Saved Store::save(const at::Tensor& tensor, Site& site, const Demand& demand, st
   wanted.bits = floor_of(saving);
   const Treatment treatment = choose(tensor, wanted, site.sign, choice_for(site));
   if (!treatment.format) {
-    Saved held = hold(saving, entry, treatment.kind, treatment.reason);
+    const bool part =
+        treatment.by_choice && saving.bytes < static_cast<std::int64_t>(tensor.storage().nbytes());
+    Saved held = part ? hold_part(saving, entry, treatment.reason)
+                      : hold(saving, entry, treatment.kind, treatment.reason);
     if (treatment.by_choice) {
       site.root = nullptr;
       site.last_step = step;

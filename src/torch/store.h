@@ -63,6 +63,11 @@ class Store {
 
     WeakStorage storage;
     std::weak_ptr<Hold> hold;
+    struct Part {
+      View original, view;  // in the storage, in the copy
+      std::weak_ptr<Hold> copy;
+    };
+    c10::SmallVector<Part, 1> parts;  // that the plan keeps without the rest
     c10::SmallVector<std::weak_ptr<SharedPacket>, 2> packets;
     std::shared_ptr<ParameterCopy> copy;
     std::uint32_t copy_version = 0;
@@ -75,6 +80,7 @@ class Store {
   Saved pass(Saving& saving, Kind kind, const char* reason);
   Saved hold(Saving& saving, Entry& entry, Kind kind, const char* reason);
   Saved keep_geometry(Saving& saving);
+  Saved hold_part(Saving& saving, Entry& entry, const char* reason);
   std::optional<Saved> share(Saving& saving, Entry& entry);
   Saved pack(Saving& saving, Entry& entry, const Treatment& treatment);
   int floor_of(const Saving& saving) const;

@@ -235,3 +235,56 @@ def test_the_guard_warns_with_what_would_do(device):
     with pytest.warns(UserWarning, match=r"folding adds \d+% of .*; most of it at .*bits=\d"):
         _, seen = noisy(device, 1, 101)
     assert seen[-1] > 0.1
+
+
+def test_processes_that_combine_their_tables_make_one_plan(device):
+    def planned(combined: bool) -> list[dict]:
+        controllers, measured = [], []
+        for rank in range(2):
+            model, x, y = mixed(device)
+            fold = backfold.Controller(model, bits=2.5, min_bytes=0, seed=rank)
+            part = slice(16 * rank, 16 * rank + 16)
+            train(fold, model, x[part], y[part], 2)
+            fold.calibrate(lambda a=x[part], b=y[part], m=model: loss_of(m, a, b).backward())
+            fold._core.combine_tables_by(lambda sites: measured.append(sites) or sites)
+            fold._core.replan()
+            controllers.append(fold)
+        if combined:  # each has what the other measured, as if they had exchanged it
+            mean = [
+                mine | {"sensitivity": mean_of(mine["sensitivity"], yours["sensitivity"])}
+                for mine, yours in zip(*measured, strict=True)
+            ]
+            for fold in controllers:
+                fold._core.combine_tables_by(lambda sites: mean)
+                fold._core.replan()
+        return [fold.plan() for fold in controllers]
+
+    def loss_of(model, x, y):
+        return functional.cross_entropy(model(x), y)
+
+    def mean_of(mine: dict, yours: dict) -> dict:
+        errors = {b: (e + yours["errors"][b]) / 2 for b, e in mine["errors"].items()}
+        return mine | {"errors": errors}
+
+    alone, together = planned(False), planned(True)
+    assert alone[0] != alone[1]
+    assert together[0] == together[1]
+
+
+def test_a_tensor_that_the_plan_keeps_does_not_keep_what_it_is_a_part_of(device):
+    torch.manual_seed(0)
+    model = torch.nn.ModuleList([torch.nn.Linear(64, 64) for _ in range(3)]).to(device)
+    x = torch.randn(16, 128, 64, device=device)
+
+    def loss():
+        first = model[0](x)[:, 0]  # 1 of 128 rows is read, twice
+        return (model[1](first) * model[2](first).tanh()).square().mean()
+
+    fold = backfold.Controller(model, budget=1 << 20, min_bytes=0)
+    for _ in range(5):
+        with fold:
+            result = loss()
+        result.backward()
+    assert {site["bits"] for site in fold.plan()["sites"].values()} == {"raw"}
+    report = fold.report().to_dict()
+    assert report["held_bytes"] == report["plan"]["held_bytes"] < 1 << 20
