@@ -20,6 +20,14 @@ STEPS = 30  # before a plan is made, so that gradients are not those of random w
 MIN_BYTES = 1024  # of a tensor that is folded: the models are small, and so are their tensors
 
 
+class Source(typing.NamedTuple):
+    """Where data and models come from, and where they go."""
+
+    data: pathlib.Path
+    device: torch.device = torch.device("cpu")
+    minilm: pathlib.Path | None = None  # a folder; else the wheel
+
+
 class Case(typing.NamedTuple):
     model: nn.Module
     loss: Callable[[], Tensor]
@@ -53,40 +61,41 @@ def warmed_up(
 
 
 def image_case(
-    make: Callable[[], nn.Module], batch: int, data: pathlib.Path, seed: int, rate: float = 2e-3
+    make: Callable[[], nn.Module], batch: int, source: Source, seed: int, rate: float = 2e-3
 ) -> Case:
-    images = cifar10(data, "train", every=25)
+    images = cifar10(source.data, "train", every=25)
     torch.manual_seed(seed)
-    model = make()
-    pixels = normalised(images.pixels)
+    model = make().to(source.device)
+    pixels = normalised(images.pixels).to(source.device)
+    labels = images.labels.to(source.device)
 
     def loss(chosen: Tensor) -> Tensor:
-        return functional.cross_entropy(model(pixels[chosen]), images.labels[chosen])
+        return functional.cross_entropy(model(pixels[chosen]), labels[chosen])
 
     batches = (torch.randint(len(pixels), (batch,)) for _ in range(STEPS + 1))
     return warmed_up(model, loss, batches, rate, seed)
 
 
-def resnet(data: pathlib.Path, seed: int) -> Case:
-    return image_case(lambda: ResNet18(width=16), 16, data, seed)
+def resnet(source: Source, seed: int) -> Case:
+    return image_case(lambda: ResNet18(width=16), 16, source, seed)
 
 
-def mobilenet(data: pathlib.Path, seed: int) -> Case:
-    return image_case(lambda: MobileNetLike(width=16), 16, data, seed)
+def mobilenet(source: Source, seed: int) -> Case:
+    return image_case(lambda: MobileNetLike(width=16), 16, source, seed)
 
 
-def swin(data: pathlib.Path, seed: int) -> Case:
-    return image_case(lambda: SwinLike(width=48, heads=3), 8, data, seed)
+def swin(source: Source, seed: int) -> Case:
+    return image_case(lambda: SwinLike(width=48, heads=3), 8, source, seed)
 
 
-def gpt(data: pathlib.Path, seed: int) -> Case:
-    text = shakespeare(data)
+def gpt(source: Source, seed: int) -> Case:
+    text = shakespeare(source.data)
     context = 64
     torch.manual_seed(seed)
-    model = CharacterGpt(text.characters, context, width=64, heads=4, layers=4)
+    model = CharacterGpt(text.characters, context, width=64, heads=4, layers=4).to(source.device)
 
     def loss(starts: Tensor) -> Tensor:
-        window = text.codes[starts + torch.arange(context + 1)]
+        window = text.codes[starts + torch.arange(context + 1)].to(source.device)
         return functional.cross_entropy(
             model(window[:, :-1]).flatten(0, 1), window[:, 1:].flatten()
         )
@@ -96,23 +105,24 @@ def gpt(data: pathlib.Path, seed: int) -> Case:
     return warmed_up(model, loss, batches, 2e-3, seed)
 
 
-def graph(data: pathlib.Path, seed: int) -> Case:
-    nodes = cora(data)
+def graph(source: Source, seed: int) -> Case:
+    nodes = cora(source.data)
     torch.manual_seed(seed)
-    model = GraphAttentionNetwork(nodes.features.shape[1], 7)
+    model = GraphAttentionNetwork(nodes.features.shape[1], 7).to(source.device)
+    features, edges = nodes.features.to(source.device), nodes.edges.to(source.device)
 
     def loss(batch: Tensor) -> Tensor:
-        logits = model(nodes.features, nodes.edges)
-        return functional.cross_entropy(logits[batch], nodes.labels[batch])
+        logits = model(features, edges)
+        return functional.cross_entropy(logits[batch], nodes.labels[batch].to(source.device))
 
     return warmed_up(model, loss, [nodes.train] * (STEPS + 1), 1e-2, seed)
 
 
-def sentences(data: pathlib.Path, seed: int) -> Case:
-    corpus = sst2(data, "train")
+def sentences(source: Source, seed: int) -> Case:
+    corpus = sst2(source.data, "train")
     torch.manual_seed(seed)
-    model, tokenizer = minilm()
-    model.train()
+    model, tokenizer = minilm(source.minilm)
+    model.to(source.device).train()
     model.get_input_embeddings().requires_grad_(False)  # half of the weights, and few rows in use
 
     def loss(batch: tuple[dict[str, Tensor], Tensor]) -> Tensor:
@@ -123,12 +133,13 @@ def sentences(data: pathlib.Path, seed: int) -> Case:
         chosen = torch.randint(len(corpus.texts), (8,)).tolist()
         texts = [corpus.texts[i] for i in chosen]
         tokens = tokenizer(texts, padding=True, truncation=True, max_length=32, return_tensors="pt")
-        return dict(tokens), torch.tensor([corpus.labels[i] for i in chosen])
+        labels = torch.tensor([corpus.labels[i] for i in chosen])
+        return dict(tokens.to(source.device)), labels.to(source.device)
 
     return warmed_up(model, loss, (batch() for _ in range(STEPS + 1)), 5e-5, seed)
 
 
-CASES: dict[str, Callable[[pathlib.Path, int], Case]] = {
+CASES: dict[str, Callable[[Source, int], Case]] = {
     "ResNet-18": resnet,
     "GPT": gpt,
     "graph": graph,

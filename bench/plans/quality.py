@@ -5,6 +5,7 @@
     bench/plans/quality.py --data DIR                         every model, three seeds
     bench/plans/quality.py --data DIR --models GPT --seeds 1  one of them, one seed
     bench/plans/quality.py --data DIR --markdown              the same tables as Markdown
+    bench/plans/quality.py --data DIR --device cuda --jobs 9  on a GPU, nine at a time
 
 For each model, seed and mean width, three ways to choose bits for each saved tensor: one width
 everywhere (uniform), a plan from one probe (probe), a plan from two passes for each tensor (exact).
@@ -14,8 +15,10 @@ flat groups of 256 and exact sensitivities at equal bytes (flat_groups.py says h
 """
 
 import argparse
+import concurrent.futures
 import contextlib
 import math
+import multiprocessing
 import os
 import pathlib
 import statistics
@@ -29,7 +32,7 @@ try:
     import backfold
     import flat_groups
     import torch
-    from cases import CASES, MIN_BYTES, Case
+    from cases import CASES, MIN_BYTES, Case, Source
     from datasets import MissingData
     from errors import Gradient, energy, gradient, true_error
     from tables import table
@@ -109,7 +112,10 @@ class Peer:
         return found
 
 
-def measure(model: str, case: Case, seed: int) -> list[Row]:
+def measure(model: str, seed: int, source: Source) -> tuple[list[Row], float]:
+    """One model and seed at every width, and the seconds that it took."""
+    start = time.perf_counter()
+    case = CASES[model](source, seed)
     plain = gradient(case, contextlib.nullcontext())
     peer = None
     rows = []
@@ -131,7 +137,7 @@ def measure(model: str, case: Case, seed: int) -> list[Row]:
                 peer.errors(budget) if peer else {},
             )
         )
-    return rows
+    return rows, time.perf_counter() - start
 
 
 # ---- Tables ------------------------------------------------------------------------------------
@@ -221,31 +227,45 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--data", default=data, help="folder of data sets; else $BACKFOLD_DATA")
     parser.add_argument("--models", nargs="+", choices=CASES, default=list(CASES))
     parser.add_argument("--seeds", type=int, default=3, metavar="N")
+    parser.add_argument("--device", type=torch.device, default="cpu")
+    parser.add_argument("--model", type=pathlib.Path, help="folder of MiniLM; else its wheel")
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="models at a time")
     parser.add_argument("--markdown", action="store_true", help="print Markdown")
     arguments = parser.parse_args()
-    if arguments.seeds < 1:
-        parser.error(f"--seeds must be at least 1, got {arguments.seeds}")
+    for name in ("seeds", "jobs"):
+        if getattr(arguments, name) < 1:
+            parser.error(f"--{name} must be at least 1, got {getattr(arguments, name)}")
     return arguments
+
+
+def measured(work: list[tuple[str, int]], source: Source, jobs: int) -> list[Row]:
+    """All of it, `jobs` at a time in processes of their own."""
+    rows: list[Row] = []
+    with concurrent.futures.ProcessPoolExecutor(
+        jobs,
+        multiprocessing.get_context("spawn"),
+        torch.set_num_threads,
+        (max(1, (os.cpu_count() or 1) // jobs),),
+    ) as pool:
+        running = {pool.submit(measure, *one, source): one for one in work}
+        bar = tqdm(concurrent.futures.as_completed(running), total=len(work), disable=None)
+        for future in bar:
+            model, seed = running[future]
+            found, seconds = future.result()
+            rows += found
+            ratios = ", ".join(f"{row.probe / row.exact:.2f} at {row.bits} bits" for row in found)
+            tqdm.write(f"{model}, seed {seed}: {ratios} ({seconds:.0f} s)", file=sys.stderr)
+    return rows
 
 
 def main() -> int:
     arguments = parsed()
-    folder = pathlib.Path(arguments.data or ".")
-    rows: list[Row] = []
+    source = Source(pathlib.Path(arguments.data or "."), arguments.device, arguments.model)
     work = [(model, seed) for model in arguments.models for seed in range(arguments.seeds)]
-    bar = tqdm(work, unit="model", disable=None)
-    for model, seed in bar:
-        bar.set_description(f"{model}, seed {seed}")
-        start = time.perf_counter()
-        try:
-            case = CASES[model](folder, seed)
-        except MissingData as error:
-            sys.exit(f"bench/plans/quality.py: {error}")
-        found = measure(model, case, seed)
-        rows += found
-        ratios = ", ".join(f"{row.probe / row.exact:.2f} at {row.bits} bits" for row in found)
-        seconds = time.perf_counter() - start
-        tqdm.write(f"{model}, seed {seed}: {ratios} ({seconds:.0f} s)", file=sys.stderr)
+    try:
+        rows = measured(work, source, arguments.jobs)
+    except MissingData as error:
+        sys.exit(f"bench/plans/quality.py: {error}")
     print("Error by that of the exact plan: median (worst) over seeds; error by gradient, norms\n")
     print(quality_table(rows, arguments.markdown))
     peers = [row for row in rows if row.peers]
@@ -254,7 +274,10 @@ def main() -> int:
         print("by that of the probe's plan: median (least) over seeds\n")
         print(peer_table(peers, arguments.markdown))
     uncertainty = max(row.uncertainty for row in rows)
-    print(f"\nAt most {uncertainty:.1%} standard error in an error. torch {torch.__version__}, CPU")
+    print(
+        f"\nAt most {uncertainty:.1%} standard error in an error. torch {torch.__version__}, "
+        f"{arguments.device}"
+    )
     print(*verdicts(rows), sep="\n")
     return 0
 

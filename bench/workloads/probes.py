@@ -25,7 +25,7 @@ PROBED = (2, 6, 10)
 STEPS = 16
 
 
-def probe(name: str, bits: float, fraction: float, tiny: bool) -> None:
+def probe(name: str, target: dict[str, float], fraction: float, tiny: bool) -> None:
     device = "cpu" if tiny else "cuda"
     measure.free(device)
     torch.manual_seed(7)
@@ -35,7 +35,7 @@ def probe(name: str, bits: float, fraction: float, tiny: bool) -> None:
     measure.free(device)
     fold = backfold.Controller(
         workload.model,
-        bits=bits,
+        **target,
         probe_steps=PROBED,
         probe_every=None,
         probe_fraction=fraction,
@@ -77,16 +77,21 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("workloads", nargs="*", choices=[[], *BUILDERS], default=[])
-    parser.add_argument("--bits", type=float, default=4)
+    kind = parser.add_mutually_exclusive_group()
+    kind.add_argument("--bits", type=float, default=4)
+    kind.add_argument("--budget", type=float, metavar="MIB", help="held at most, instead of bits")
     parser.add_argument("--fraction", type=float, default=0.25)
     parser.add_argument("--tiny", action="store_true")
     arguments = parser.parse_args()
     if not arguments.tiny and not torch.cuda.is_available():
         sys.exit("bench/run probes needs a GPU; --tiny runs on the CPU")
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
+    target = {"bits": arguments.bits}
+    if arguments.budget is not None:
+        target = {"budget": int(arguments.budget * measure.MIB)}
     for name in arguments.workloads or ["resnet50", "bert"]:
         start = time.perf_counter()
-        probe(name, arguments.bits, arguments.fraction, arguments.tiny)
+        probe(name, target, arguments.fraction, arguments.tiny)
         print(f"  ({time.perf_counter() - start:.0f} s)", flush=True)
 
 
