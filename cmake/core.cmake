@@ -23,11 +23,14 @@ add_library(backfold_core
   src/core/ranged.cpp
   src/core/ranged_reference.cpp
   src/core/status.cpp
+  src/core/table.cpp
+  src/core/table_reference.cpp
   src/core/threads.cpp
   src/cpu/bits.cpp
   src/cpu/group.cpp
   src/cpu/narrow.cpp
   src/cpu/ranged.cpp
+  src/cpu/table.cpp
   src/cpu/targets.cpp)
 target_include_directories(backfold_core
   PUBLIC $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include>
@@ -49,6 +52,7 @@ if(BACKFOLD_HAS_CUDA)
     src/cuda/group_strided.cu
     src/cuda/narrow.cu
     src/cuda/ranged.cu
+    src/cuda/table.cu
     src/cuda/widen.cu)
   target_compile_definitions(backfold_core PRIVATE BACKFOLD_WITH_CUDA)
   target_compile_options(backfold_core PRIVATE
