@@ -26,6 +26,8 @@
 #include "backfold/group.h"
 #include "backfold/narrow.h"
 #include "backfold/predicate.h"
+#include "backfold/ranged.h"
+#include "backfold/table.h"
 
 namespace {
 
@@ -166,12 +168,20 @@ void add(const std::string& name, std::function<void(benchmark::State&)> run) {
       ->MinTime(0.2);
 }
 
+template <typename Format>
+std::int64_t count_of(const Format& format) {
+  if constexpr (requires { format.count; })
+    return format.count;
+  else
+    return format.outer * format.channels * format.inner;
+}
+
 // Adds name/target/threads/direction for every target and one and two threads. `prepare` fills the
 // source and packs it once.
 template <typename Format, typename Pack>
 void add_codec(const std::string& name, const Format& format, const std::function<void()>& prepare,
                const Pack& pack_with) {
-  const std::size_t source = static_cast<std::size_t>(format.count) * size_of(format.type);
+  const std::size_t source = static_cast<std::size_t>(count_of(format)) * size_of(format.type);
   const std::size_t packed = packed_bytes(format);
   for (const std::string_view target : backfold::simd_targets()) {
     for (const int threads : {1, 2}) {
@@ -215,9 +225,39 @@ void add_group(ElementType type, const std::string& layout_name, Layout layout, 
       });
 }
 
+// One range for the tensor, or one for each of kColumns neighbours.
+void add_ranged(ElementType type, const std::string& shape_name, std::int64_t channels, int bits) {
+  const backfold::RangedFormat format = {type, bits, channels == 1 ? 1 : elements / channels,
+                                         channels, channels == 1 ? elements : 1};
+  static const std::vector<float> ranges = [] {
+    std::vector<float> pairs;
+    for (std::int64_t c = 0; c < kColumns; ++c) pairs.insert(pairs.end(), {-4.0f, 4.0f});
+    return pairs;
+  }();
+  const std::string name =
+      "ranged/" + shape_name + "/" + std::to_string(bits) + "/" + name_of(type);
+  const auto prepare = [=] { fill_floats(type, false); };
+  add_codec(name, format, prepare,
+            [](const backfold::RangedFormat& shape, const Execution& execution) {
+              return pack(shape, arena().source.get(), ranges.data(), {1, 2},
+                          {arena().payload.get(), packed_bytes(shape)}, execution);
+            });
+  if (bits != 8) return;
+  for (const int threads : {1, 2}) {
+    const Execution execution = {.threads = threads};
+    add(name + "/best/" + std::to_string(threads) + "/widen", [=](benchmark::State& state) {
+      prepare();
+      std::vector<float> widened = ranges;
+      measure(state, threads, static_cast<std::size_t>(elements) * size_of(type), 0, [&] {
+        require(widen(format, arena().source.get(), widened.data(), widened.data(), execution));
+      });
+    });
+  }
+}
+
 template <typename Format>
-void add_lossless(const std::string& name, const Format& format,
-                  const std::function<void()>& prepare) {
+void add_without_key(const std::string& name, const Format& format,
+                     const std::function<void()>& prepare) {
   add_codec(name, format, prepare, [](const Format& shape, const Execution& execution) {
     return pack(shape, arena().source.get(), {arena().payload.get(), packed_bytes(shape)},
                 execution);
@@ -236,15 +276,26 @@ void add_all() {
     predicate.type = type;
     predicate.count = elements;
     predicate.comparison = backfold::Comparison::kGreater;
-    add_lossless(std::string("predicate/greater/1/") + name_of(type), predicate,
-                 [=] { fill_floats(type, false); });
+    add_without_key(std::string("predicate/greater/1/") + name_of(type), predicate,
+                    [=] { fill_floats(type, false); });
+    for (const int bits : {2, 8}) {
+      add_ranged(type, "tensor", 1, bits);
+      add_ranged(type, "channels", kColumns, bits);
+    }
+    for (const int bits : {2, 3, 4}) {
+      backfold::TableFormat table;
+      require(derivative_table(backfold::Activation::kGelu, bits, type, elements, &table));
+      add_without_key("table/gelu/" + std::to_string(bits) + "/" + name_of(type), table,
+                      [=] { fill_floats(type, false); });
+    }
   }
   backfold::NarrowFormat narrow;
   narrow.count = elements / 2;
   narrow.high = 30'521;
   narrow.has_sentinel = true;
   narrow.sentinel = -100;
-  add_lossless("narrow/tokens/16/int64", narrow, [count = narrow.count] { fill_integers(count); });
+  add_without_key("narrow/tokens/16/int64", narrow,
+                  [count = narrow.count] { fill_integers(count); });
 }
 
 }  // namespace

@@ -23,6 +23,8 @@
 #include "backfold/group.h"
 #include "backfold/narrow.h"
 #include "backfold/predicate.h"
+#include "backfold/ranged.h"
+#include "backfold/table.h"
 
 namespace {
 
@@ -134,6 +136,47 @@ struct Bench {
           require(backfold::unpack(format, {payload, packed}, result, execution));
         });
   }
+
+  // widen() moves the source alone; its row has it in both columns.
+  void ranged(ElementType type, const char* shape_name, std::int64_t channels, std::int64_t inner,
+              int bits, float* ranges) const {
+    const backfold::RangedFormat format = {type, bits, count / channels / inner, channels, inner};
+    const std::size_t packed = backfold::packed_bytes(format);
+    const std::size_t bytes =
+        static_cast<std::size_t>(format.outer * channels * inner) * size_of(type);
+    backfold::Execution execution;
+    execution.backend = backfold::Backend::kCuda;
+    const std::string name = std::string(backfold::name_of(type)) + " ranged " + shape_name + " ";
+    const auto widen_once = [&] {
+      require(backfold::widen(format, source, ranges, ranges, execution));
+    };
+    row(
+        name + std::to_string(bits) + " bits", bytes, packed,
+        [&] {
+          require(backfold::pack(format, source, ranges, {1, 2}, {payload, packed}, execution));
+        },
+        [&] {
+          require(backfold::unpack(format, {payload, packed}, result, execution));
+        });
+    if (bits == 8) row(name + "widen", bytes, 0, widen_once, widen_once);
+  }
+
+  void table(ElementType type, int bits) const {
+    backfold::TableFormat format;
+    require(backfold::derivative_table(backfold::Activation::kGelu, bits, type, count, &format));
+    const std::size_t packed = backfold::packed_bytes(format);
+    backfold::Execution execution;
+    execution.backend = backfold::Backend::kCuda;
+    row(
+        std::string(backfold::name_of(type)) + " table " + std::to_string(bits) + " bits",
+        static_cast<std::size_t>(count) * size_of(type), packed,
+        [&] {
+          require(backfold::pack(format, source, {payload, packed}, execution));
+        },
+        [&] {
+          require(backfold::unpack(format, {payload, packed}, result, execution));
+        });
+  }
 };
 
 }  // namespace
@@ -161,6 +204,13 @@ int main(int arguments, char** argument) {
               static_cast<long long>(bench.count), bench.copy * 1e-12);
   std::printf("%-34s %8s %8s %10s %10s\n", "", "pack", "unpack", "pack us", "unpack us");
 
+  std::vector<float> pairs;
+  for (int c = 0; c < 1024; ++c) pairs.insert(pairs.end(), {-4.0f, 4.0f});
+  float* ranges = nullptr;
+  require(cudaMalloc(&ranges, pairs.size() * 4) == cudaSuccess, "allocation");
+  require(cudaMemcpy(ranges, pairs.data(), pairs.size() * 4, cudaMemcpyHostToDevice) == cudaSuccess,
+          "copy");
+
   using backfold::Layout;
   for (const ElementType type : {ElementType::kF32, ElementType::kBF16, ElementType::kF16}) {
     if (type == ElementType::kF32) {
@@ -179,6 +229,13 @@ int main(int arguments, char** argument) {
     // Negative samples take the code of zero, which is what a ReLU would have made of them.
     bench.group(type, "flat", Layout::kFlat, 4, 128, true);
     bench.group(type, "strided", Layout::kStrided, 4, 128, true);
+
+    for (const int bits : {8, 4, 2}) {
+      bench.ranged(type, "tensor", 1, bench.count, bits, ranges);
+      bench.ranged(type, "channels", 1024, 1, bits, ranges);
+      bench.ranged(type, "images", 64, 3136, bits, ranges);
+    }
+    for (const int bits : {2, 3, 4}) bench.table(type, bits);
 
     backfold::PredicateFormat predicate;
     predicate.type = type;

@@ -27,6 +27,8 @@
 #include "backfold/mask.h"
 #include "backfold/narrow.h"
 #include "backfold/predicate.h"
+#include "backfold/ranged.h"
+#include "backfold/table.h"
 
 namespace backfold {
 namespace {
@@ -197,6 +199,31 @@ void decode_narrow(Input& input) {
   decode(format, format.count, size_of(format.type), input);
 }
 
+void decode_ranged(Input& input) {
+  constexpr std::int64_t kSizes[] = {0, 1, 2, 3, 5, 8, 17, 64};
+  RangedFormat format;
+  format.type = input.one_of(kTypes);
+  format.bits = input.one_of(kWidths);
+  format.outer = input.one_of(kSizes);
+  format.channels = input.one_of(kSizes);
+  format.inner = input.one_of(kSizes);
+  const std::int64_t count =
+      validate(format).ok() ? format.outer * format.channels * format.inner : 0;
+  decode(format, count, size_of(format.type), input);
+}
+
+void decode_table(Input& input) {
+  TableFormat format;
+  format.type = input.one_of(kTypes);
+  format.bits = input.one_of(kWidths);
+  format.count = input.count();
+  const bool rising = input.flag();
+  for (std::size_t i = 0; i < format.bounds.size(); ++i)
+    format.bounds[i] = rising ? static_cast<float>(i) : input.any<float>();
+  for (float& value : format.values) value = input.any<float>();
+  decode(format, format.count, size_of(format.type), input);
+}
+
 void decode_copy(Input& input) {
   CopyFormat format;
   format.bytes = input.count();
@@ -208,7 +235,8 @@ void decode_copy(Input& input) {
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   using namespace backfold;
-  constexpr void (*kCodecs[])(Input&) = {decode_group, decode_predicate, decode_mask, decode_narrow,
+  constexpr void (*kCodecs[])(Input&) = {decode_group,  decode_predicate, decode_mask,
+                                         decode_narrow, decode_ranged,    decode_table,
                                          decode_copy};
   Input input({data, size});
   input.set_wild(input.any<std::uint8_t>() % 4 == 3);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Splits the elements of a lossless codec over threads.
+// Splits the elements of a codec without groups over threads.
 
 #ifndef BACKFOLD_CORE_BLOCKS_H_
 #define BACKFOLD_CORE_BLOCKS_H_

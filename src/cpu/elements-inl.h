@@ -11,6 +11,7 @@
 
 #include <hwy/highway.h>
 
+#include <cfloat>
 #include <cstdint>
 
 #include "core/convert.h"
@@ -48,6 +49,24 @@ HWY_INLINE VF load_floats(DF d, const double* source) {
   const auto low = hn::DemoteTo(half, hn::LoadU(wide, source));
   const auto high = hn::DemoteTo(half, hn::LoadU(wide, source + hn::Lanes(half)));
   return hn::Combine(d, high, low);
+}
+
+// The same numbers as core::to_float(): fp64 elements that are finite stay finite.
+template <typename T>
+HWY_INLINE VF load_numbers(DF d, const T* source) {
+  return load_floats(d, source);
+}
+template <>
+HWY_INLINE VF load_numbers(DF d, const double* source) {
+  const hn::Half<DF> half;
+  const hn::Rebind<double, hn::Half<DF>> wide;
+  const auto number = [&](const double* from) HWY_ATTR {
+    const auto v = hn::LoadU(wide, from);
+    const auto most = hn::Set(wide, static_cast<double>(FLT_MAX));
+    const auto clamped = hn::Max(hn::Min(v, most), hn::Neg(most));
+    return hn::DemoteTo(half, hn::IfThenElse(hn::IsFinite(v), clamped, v));
+  };
+  return hn::Combine(d, number(source + hn::Lanes(half)), number(source));
 }
 
 template <bool kStream, class D, class V>

@@ -78,6 +78,9 @@ template <typename Format>
 std::size_t element_bytes(const Format& format) {
   if constexpr (requires { format.bytes; })
     return static_cast<std::size_t>(format.bytes);
+  else if constexpr (requires { format.channels; })
+    return static_cast<std::size_t>(format.outer * format.channels * format.inner) *
+           size_of(format.type);
   else
     return static_cast<std::size_t>(format.count) * size_of(format.type);
 }
