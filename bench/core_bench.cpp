@@ -26,6 +26,7 @@
 #include "backfold/group.h"
 #include "backfold/narrow.h"
 #include "backfold/predicate.h"
+#include "backfold/samples.h"
 
 namespace {
 
@@ -170,8 +171,8 @@ void add(const std::string& name, std::function<void(benchmark::State&)> run) {
 // source and packs it once.
 template <typename Format, typename Pack>
 void add_codec(const std::string& name, const Format& format, const std::function<void()>& prepare,
-               const Pack& pack_with) {
-  const std::size_t source = static_cast<std::size_t>(format.count) * size_of(format.type);
+               std::int64_t count, const Pack& pack_with) {
+  const std::size_t source = static_cast<std::size_t>(count) * size_of(format.type);
   const std::size_t packed = packed_bytes(format);
   for (const std::string_view target : backfold::simd_targets()) {
     for (const int threads : {1, 2}) {
@@ -208,7 +209,7 @@ void add_group(ElementType type, const std::string& layout_name, Layout layout, 
   format.columns = layout == Layout::kStrided ? kColumns : 0;
   add_codec(
       "group/" + layout_name + "/" + std::to_string(bits) + "/" + name_of(type), format,
-      [=] { fill_floats(type, zero_exact); },
+      [=] { fill_floats(type, zero_exact); }, elements,
       [](const backfold::GroupFormat& shape, const Execution& execution) {
         return pack(shape, arena().source.get(), {1, 2},
                     {arena().payload.get(), packed_bytes(shape)}, execution);
@@ -218,10 +219,25 @@ void add_group(ElementType type, const std::string& layout_name, Layout layout, 
 template <typename Format>
 void add_lossless(const std::string& name, const Format& format,
                   const std::function<void()>& prepare) {
-  add_codec(name, format, prepare, [](const Format& shape, const Execution& execution) {
-    return pack(shape, arena().source.get(), {arena().payload.get(), packed_bytes(shape)},
-                execution);
-  });
+  add_codec(name, format, prepare, format.count,
+            [](const Format& shape, const Execution& execution) {
+              return pack(shape, arena().source.get(), {arena().payload.get(), packed_bytes(shape)},
+                          execution);
+            });
+}
+
+// 40% of the samples at 1 bit, 35% at 2, 20% at 4, the rest at 8: 2.3 bits on average.
+void add_samples(ElementType type, std::int64_t samples) {
+  backfold::SampleFormat format{type, samples, elements / samples};
+  format.histogram = {samples * 40 / 100, samples * 35 / 100, 0, samples * 20 / 100, 0, 0, 0, 0};
+  format.histogram[6] = samples - format.histogram[0] - format.histogram[1] - format.histogram[3];
+  add_codec(
+      "samples/" + std::to_string(samples) + "/mixed/" + name_of(type), format,
+      [=] { fill_floats(type, false); }, elements,
+      [](const backfold::SampleFormat& shape, const Execution& execution) {
+        return pack(shape, arena().source.get(), nullptr, {1, 2},
+                    {arena().payload.get(), packed_bytes(shape)}, execution);
+      });
 }
 
 void add_all() {
@@ -232,6 +248,7 @@ void add_all() {
       add_group(type, "rotated", Layout::kRotated, bits, false);
     }
     for (const int bits : {2, 3, 4, 8}) add_group(type, "zero-exact", Layout::kFlat, bits, true);
+    add_samples(type, 128);
     backfold::PredicateFormat predicate;
     predicate.type = type;
     predicate.count = elements;
