@@ -86,16 +86,29 @@ __global__ void __launch_bounds__(kScoreThreads, 4)
   }
 }
 
-// The scores of kCount samples from `first` on, by a warp.
+// The scores of kCount samples from `first` on, by a warp. Sums are loaded in batches: one by one,
+// 196 trees of a sample would wait seven times for memory.
 template <int kCount>
 __device__ inline void scores_of(const SampleTask& task, unsigned first, float (&scores)[kCount]) {
+  constexpr unsigned kBatch = 4;
 #pragma unroll
   for (int i = 0; i < kCount; ++i) scores[i] = 0.0f;
-  for (unsigned tree = threadIdx.x % 32; tree < task.trees; tree += core::kScoreLanes) {
+  for (unsigned base = threadIdx.x % 32; base < task.trees; base += kBatch * core::kScoreLanes) {
+    float sums[kBatch][kCount];
 #pragma unroll
-    for (int i = 0; i < kCount; ++i) {
-      const unsigned sample = first + static_cast<unsigned>(i);
-      if (sample < task.samples) scores[i] += task.sums[sample * task.trees + tree];
+    for (unsigned k = 0; k < kBatch; ++k) {
+      const unsigned tree = base + k * core::kScoreLanes;
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) {
+        const unsigned sample = first + static_cast<unsigned>(i);
+        const bool there = tree < task.trees && sample < task.samples;
+        sums[k][i] = there ? task.sums[sample * task.trees + tree] : 0.0f;
+      }
+    }
+#pragma unroll
+    for (unsigned k = 0; k < kBatch; ++k) {
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) scores[i] += sums[k][i];
     }
   }
 #pragma unroll
