@@ -27,6 +27,7 @@
 #include "backfold/narrow.h"
 #include "backfold/predicate.h"
 #include "backfold/ranged.h"
+#include "backfold/samples.h"
 #include "backfold/table.h"
 
 namespace {
@@ -172,6 +173,8 @@ template <typename Format>
 std::int64_t count_of(const Format& format) {
   if constexpr (requires { format.count; })
     return format.count;
+  else if constexpr (requires { format.per_sample; })
+    return format.samples * format.per_sample;
   else
     return format.outer * format.channels * format.inner;
 }
@@ -264,6 +267,20 @@ void add_without_key(const std::string& name, const Format& format,
   });
 }
 
+// 40% of the samples at 1 bit, 35% at 2, 20% at 4, the rest at 8: 2.3 bits on average.
+void add_samples(ElementType type, std::int64_t samples) {
+  backfold::SampleFormat format{type, samples, elements / samples};
+  format.histogram = {samples * 40 / 100, samples * 35 / 100, 0, samples * 20 / 100, 0, 0, 0, 0};
+  format.histogram[6] = samples - format.histogram[0] - format.histogram[1] - format.histogram[3];
+  add_codec(
+      "samples/" + std::to_string(samples) + "/mixed/" + name_of(type), format,
+      [=] { fill_floats(type, false); },
+      [](const backfold::SampleFormat& shape, const Execution& execution) {
+        return pack(shape, arena().source.get(), nullptr, {1, 2},
+                    {arena().payload.get(), packed_bytes(shape)}, execution);
+      });
+}
+
 void add_all() {
   for (const ElementType type : {ElementType::kF32, ElementType::kBF16, ElementType::kF16}) {
     for (const int bits : {1, 2, 3, 4, 8}) {
@@ -272,6 +289,7 @@ void add_all() {
       add_group(type, "rotated", Layout::kRotated, bits, false);
     }
     for (const int bits : {2, 3, 4, 8}) add_group(type, "zero-exact", Layout::kFlat, bits, true);
+    add_samples(type, 128);
     backfold::PredicateFormat predicate;
     predicate.type = type;
     predicate.count = elements;

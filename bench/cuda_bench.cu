@@ -5,8 +5,9 @@
 //   cuda_bench [log2 of elements, default 28] [only rows that hold this text]
 //
 // Prints one row per codec: bytes read plus written over time, as a fraction of the copy's. Times
-// are medians of CUDA events; source, payload and result rotate over several buffers when they are
-// small enough to stay in the cache.
+// are medians of CUDA events. Rows of samples, which are read twice, count each byte of the source
+// once in that fraction, and show the time of a copy of the same tensor by that of packing as well;
+// there source, payload and result rotate over several places, so that none is in the cache.
 
 #include <cuda_runtime.h>
 
@@ -24,6 +25,7 @@
 #include "backfold/narrow.h"
 #include "backfold/predicate.h"
 #include "backfold/ranged.h"
+#include "backfold/samples.h"
 #include "backfold/table.h"
 
 namespace {
@@ -177,6 +179,48 @@ struct Bench {
           require(backfold::unpack(format, {payload, packed}, result, execution));
         });
   }
+
+  // 40% of the samples at 1 bit, 35% at 2, 20% at 4, the rest at 8.
+  void samples(ElementType type, std::int64_t samples, std::int64_t per_sample) const {
+    backfold::SampleFormat format{type, samples, per_sample};
+    format.histogram = {samples * 40 / 100, samples * 35 / 100, 0, samples * 20 / 100, 0, 0, 0, 0};
+    format.histogram[6] = samples - format.histogram[0] - format.histogram[1] - format.histogram[3];
+    const std::int64_t elements = samples * per_sample;
+    const std::string name = std::string(backfold::name_of(type)) + " samples " +
+                             std::to_string(samples) + " x " + std::to_string(per_sample);
+    if (elements > count || name.find(only) == std::string::npos) return;
+    const auto bytes = static_cast<std::size_t>(elements) * size_of(type);
+    const std::size_t packed = backfold::packed_bytes(format);
+    backfold::Execution execution;
+    execution.backend = backfold::Backend::kCuda;
+    std::size_t turn = 0;
+    const auto places = static_cast<std::size_t>(std::min<std::int64_t>(16, count / elements));
+    const auto at = [&](void* first, std::size_t size) {
+      return static_cast<char*>(first) + turn % places * ((size + 255) / 256 * 256);
+    };
+    const auto unpadded = [&](void* first) {  // as `fill` left the elements
+      return static_cast<char*>(first) + turn % places * (bytes / 256 * 256);
+    };
+    const double copying = seconds([&] {
+      cudaMemcpyAsync(at(result, bytes), unpadded(source), bytes, cudaMemcpyDeviceToDevice);
+      ++turn;
+    });
+    const double packing = seconds([&] {
+      require(backfold::pack(format, unpadded(source), nullptr, {1, 2},
+                             {at(payload, packed), packed}, execution));
+      ++turn;
+    });
+    const double unpacking = seconds([&] {
+      require(
+          backfold::unpack(format, {at(payload, packed), packed}, at(result, bytes), execution));
+      ++turn;
+    });
+    const double moved = static_cast<double>(bytes + packed);
+    std::printf("%-34s %8.3f %8.3f %10.1f %10.1f   copy %.1f us, copy / pack %.3f\n", name.c_str(),
+                moved / packing / copy, moved / unpacking / copy, packing * 1e6, unpacking * 1e6,
+                copying * 1e6, copying / packing);
+    std::fflush(stdout);
+  }
 };
 
 }  // namespace
@@ -229,6 +273,11 @@ int main(int arguments, char** argument) {
     // Negative samples take the code of zero, which is what a ReLU would have made of them.
     bench.group(type, "flat", Layout::kFlat, 4, 128, true);
     bench.group(type, "strided", Layout::kStrided, 4, 128, true);
+    bench.samples(type, 128, 256 * 56 * 56);
+    bench.samples(type, 256, 65'536);
+    bench.samples(type, 256, 65'535);
+    bench.samples(type, 16'384, 1'024);
+    bench.samples(type, 16'384, 100);
 
     for (const int bits : {8, 4, 2}) {
       bench.ranged(type, "tensor", 1, bench.count, bits, ranges);

@@ -22,6 +22,8 @@ add_library(backfold_core
   src/core/predicate.cpp
   src/core/ranged.cpp
   src/core/ranged_reference.cpp
+  src/core/samples.cpp
+  src/core/samples_reference.cpp
   src/core/status.cpp
   src/core/table.cpp
   src/core/table_reference.cpp
@@ -30,6 +32,7 @@ add_library(backfold_core
   src/cpu/group.cpp
   src/cpu/narrow.cpp
   src/cpu/ranged.cpp
+  src/cpu/samples.cpp
   src/cpu/table.cpp
   src/cpu/targets.cpp)
 target_include_directories(backfold_core
@@ -52,6 +55,7 @@ if(BACKFOLD_HAS_CUDA)
     src/cuda/group_strided.cu
     src/cuda/narrow.cu
     src/cuda/ranged.cu
+    src/cuda/samples.cu
     src/cuda/table.cu
     src/cuda/widen.cu)
   target_compile_definitions(backfold_core PRIVATE BACKFOLD_WITH_CUDA)

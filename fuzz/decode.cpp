@@ -28,6 +28,7 @@
 #include "backfold/narrow.h"
 #include "backfold/predicate.h"
 #include "backfold/ranged.h"
+#include "backfold/samples.h"
 #include "backfold/table.h"
 
 namespace backfold {
@@ -224,6 +225,25 @@ void decode_table(Input& input) {
   decode(format, format.count, size_of(format.type), input);
 }
 
+void decode_samples(Input& input) {
+  SampleFormat format;
+  format.type = input.one_of(kTypes);
+  format.samples = input.flag() ? input.count() : input.any<std::uint8_t>() % 16;
+  format.per_sample = input.count();
+  // Unsigned: a wild input's counts may overflow.
+  auto left = static_cast<std::uint64_t>(format.samples);
+  for (std::int64_t& samples : format.histogram) {
+    samples = input.flag() ? input.count() : input.any<std::uint8_t>() % 4;
+    left -= static_cast<std::uint64_t>(samples);
+  }
+  if (input.flag())
+    format.histogram[3] =
+        static_cast<std::int64_t>(static_cast<std::uint64_t>(format.histogram[3]) + left);
+  // Counts that a format refuses may be anything, their product too.
+  const std::int64_t count = validate(format).ok() ? format.samples * format.per_sample : 0;
+  decode(format, count, size_of(format.type), input);
+}
+
 void decode_copy(Input& input) {
   CopyFormat format;
   format.bytes = input.count();
@@ -237,7 +257,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   using namespace backfold;
   constexpr void (*kCodecs[])(Input&) = {decode_group,  decode_predicate, decode_mask,
                                          decode_narrow, decode_ranged,    decode_table,
-                                         decode_copy};
+                                         decode_samples, decode_copy};
   Input input({data, size});
   input.set_wild(input.any<std::uint8_t>() % 4 == 3);
   kCodecs[input.any<std::uint8_t>() % std::size(kCodecs)](input);

@@ -43,15 +43,28 @@ constexpr int kTileRows = 128;
 // Destinations at least this large are written past the caches, which could not hold them anyway.
 constexpr std::int64_t kStreamBytes = std::int64_t{4} << 20;
 
+// Where the headers and codes of group 0 are, and what it draws as.
+struct Run {
+  std::uint32_t* headers;
+  std::uint8_t* codes;
+  std::int64_t first_group;
+};
+
+// The groups of a payload.
+Run run_of(const GroupFormat& format, const void* payload) {
+  auto* const bytes = static_cast<std::uint8_t*>(const_cast<void*>(payload));
+  return {reinterpret_cast<std::uint32_t*>(bytes), bytes + core::GroupGeometry(format).header_bytes,
+          0};
+}
+
 template <typename T>
 class Packer {
  public:
-  Packer(const GroupFormat& format, core::MixedKey key, void* payload)
+  Packer(const GroupFormat& format, core::MixedKey key, const Run& run)
       : format_(format),
         geometry_(format),
         key_(key),
-        headers_(static_cast<std::uint32_t*>(payload)),
-        codes_(static_cast<std::uint8_t*>(payload) + geometry_.header_bytes),
+        run_(run),
         levels_(core::levels_for(format.bits, format.zero_exact, false)) {}
 
   // Packs up to kBatch groups of `count` elements. source(i) points at the contiguous elements of
@@ -70,14 +83,14 @@ class Packer {
     int drawn = 0;
     for (int i = 0; i < groups; ++i) {
       const std::int64_t group = first + i;
-      std::uint8_t* codes = codes_ + static_cast<std::size_t>(group) * geometry_.code_bytes;
+      std::uint8_t* codes = run_.codes + static_cast<std::size_t>(group) * geometry_.code_bytes;
       if (plain[i]) {
-        headers_[group] = ranges.header[i];
+        run_.headers[group] = ranges.header[i];
         draws[drawn++] = {values[i], codes, ranges.base[i], ranges.inverse[i],
                           first_block_of(group)};
       } else {
-        core::reference_pack_group(format_, source(i), 1, count, key_,
-                                   static_cast<std::uint64_t>(group), headers_ + group, codes);
+        core::reference_pack_group(format_, source(i), 1, count, key_, number_of(group),
+                                   run_.headers + group, codes);
       }
     }
     draw_codes(format_.bits, format_.zero_exact, format_.group, !room,
@@ -103,17 +116,20 @@ class Packer {
     return true;
   }
 
+  std::uint64_t number_of(std::int64_t group) const {
+    return static_cast<std::uint64_t>(run_.first_group + group);
+  }
+
   std::uint32_t first_block_of(std::int64_t group) const {
-    const std::uint64_t block = static_cast<std::uint64_t>(group) *
-                                static_cast<std::uint64_t>(format_.group / core::kRandomBlock);
+    const std::uint64_t block =
+        number_of(group) * static_cast<std::uint64_t>(format_.group / core::kRandomBlock);
     return static_cast<std::uint32_t>(block) + core::block_offset(key_, block);
   }
 
   const GroupFormat& format_;
   core::GroupGeometry geometry_;
   core::MixedKey key_;
-  std::uint32_t* headers_;
-  std::uint8_t* codes_;
+  Run run_;
   core::Levels levels_;
   HWY_ALIGN float buffer_[kBatch][256];
 };
@@ -121,11 +137,10 @@ class Packer {
 template <typename T>
 class Unpacker {
  public:
-  Unpacker(const GroupFormat& format, const void* payload, const void* destination)
+  Unpacker(const GroupFormat& format, const Run& run, const void* destination)
       : format_(format),
         geometry_(format),
-        headers_(static_cast<const std::uint32_t*>(payload)),
-        codes_(static_cast<const std::uint8_t*>(payload) + geometry_.header_bytes),
+        run_(run),
         levels_(core::levels_for(format.bits, format.zero_exact, false)),
         stream_(format.layout == Layout::kFlat &&
                 format.count * static_cast<std::int64_t>(sizeof(T)) >= kStreamBytes &&
@@ -137,8 +152,8 @@ class Unpacker {
 
   // Restores a group into contiguous elements.
   void unpack(std::int64_t group, T* destination, int count) {
-    const std::uint32_t header = headers_[group];
-    const std::uint8_t* codes = codes_ + static_cast<std::size_t>(group) * geometry_.code_bytes;
+    const std::uint32_t header = run_.headers[group];
+    const std::uint8_t* codes = run_.codes + static_cast<std::size_t>(group) * geometry_.code_bytes;
     const core::Grid grid = core::grid_in(header, levels_);
     const bool plain = (header & core::kExponentMask) != core::kExponentMask &&
                        core::kind_in(header) == 0 && core::is_moderate(grid, levels_);
@@ -161,8 +176,7 @@ class Unpacker {
  private:
   const GroupFormat& format_;
   core::GroupGeometry geometry_;
-  const std::uint32_t* headers_;
-  const std::uint8_t* codes_;
+  Run run_;
   core::Levels levels_;
   bool stream_;
 };
@@ -180,9 +194,9 @@ void for_tiles(const GroupFormat& format, std::int64_t begin, std::int64_t end, 
 }
 
 template <typename T>
-void PackTyped(const GroupFormat& format, const T* source, core::MixedKey key, void* payload,
+void PackTyped(const GroupFormat& format, const T* source, core::MixedKey key, const Run& run,
                std::int64_t begin, std::int64_t end) {
-  Packer<T> packer(format, key, payload);
+  Packer<T> packer(format, key, run);
   if (format.layout != Layout::kStrided) {
     const std::int64_t whole = std::min(end, format.count / format.group);
     for (std::int64_t group = begin; group < whole; group += kBatch) {
@@ -207,9 +221,9 @@ void PackTyped(const GroupFormat& format, const T* source, core::MixedKey key, v
 }
 
 template <typename T>
-void UnpackTyped(const GroupFormat& format, const void* payload, T* destination, std::int64_t begin,
+void UnpackTyped(const GroupFormat& format, const Run& run, T* destination, std::int64_t begin,
                  std::int64_t end) {
-  Unpacker<T> unpacker(format, payload, destination);
+  Unpacker<T> unpacker(format, run, destination);
   if (format.layout != Layout::kStrided) {
     for (std::int64_t group = begin; group < end; ++group) {
       const core::GroupSpan span = core::span_of(format, group);
@@ -225,21 +239,43 @@ void UnpackTyped(const GroupFormat& format, const void* payload, T* destination,
   });
 }
 
+void PackGroups(const GroupFormat& format, const void* source, core::MixedKey key, const Run& run,
+                std::int64_t begin, std::int64_t end) {
+  core::with_element(format.type, [&]<typename T>() HWY_ATTR {
+    PackTyped(format, static_cast<const T*>(source), key, run, begin, end);
+  });
+}
+
+void UnpackGroups(const GroupFormat& format, const Run& run, void* destination, std::int64_t begin,
+                  std::int64_t end) {
+  core::with_element(format.type, [&]<typename T>() HWY_ATTR {
+    UnpackTyped(format, run, static_cast<T*>(destination), begin, end);
+  });
+}
+
 void Pack(const GroupFormat& format, const void* source, core::MixedKey key, void* payload,
           std::int64_t begin, std::int64_t end) {
-  core::with_element(format.type, [&]<typename T>() HWY_ATTR {
-    PackTyped(format, static_cast<const T*>(source), key, payload, begin, end);
-  });
+  PackGroups(format, source, key, run_of(format, payload), begin, end);
 }
 
 void Unpack(const GroupFormat& format, const void* payload, void* destination, std::int64_t begin,
             std::int64_t end) {
-  core::with_element(format.type, [&]<typename T>() HWY_ATTR {
-    UnpackTyped(format, payload, static_cast<T*>(destination), begin, end);
-  });
+  UnpackGroups(format, run_of(format, payload), destination, begin, end);
 }
 
-GroupKernels Kernels() { return {&Pack, &Unpack}; }
+void PackRun(const GroupFormat& format, const void* source, core::MixedKey key,
+             std::int64_t first_group, std::uint32_t* headers, std::uint8_t* codes) {
+  PackGroups(format, source, key, {headers, codes, first_group}, 0,
+             core::GroupGeometry(format).groups);
+}
+
+void UnpackRun(const GroupFormat& format, const std::uint32_t* headers, const std::uint8_t* codes,
+               void* destination) {
+  const Run run{const_cast<std::uint32_t*>(headers), const_cast<std::uint8_t*>(codes), 0};
+  UnpackGroups(format, run, destination, 0, core::GroupGeometry(format).groups);
+}
+
+GroupKernels Kernels() { return {&Pack, &Unpack, &PackRun, &UnpackRun}; }
 
 #endif  // HWY_TARGET
 }  // namespace HWY_NAMESPACE

@@ -19,6 +19,13 @@ struct GroupKernels {
   // Restores groups [begin, end).
   void (*unpack)(const GroupFormat& format, const void* payload, void* destination,
                  std::int64_t begin, std::int64_t end);
+  // Packs a whole flat tensor into headers and codes that lie anywhere. Its first group draws as
+  // number `first_group` of a larger tensor.
+  void (*pack_run)(const GroupFormat& format, const void* source, core::MixedKey key,
+                   std::int64_t first_group, std::uint32_t* headers, std::uint8_t* codes);
+  // Restores it.
+  void (*unpack_run)(const GroupFormat& format, const std::uint32_t* headers,
+                     const std::uint8_t* codes, void* destination);
 };
 
 // The kernels of a SIMD target, by Highway's bit.

@@ -199,8 +199,8 @@ __device__ __noinline__ void pack_special(const GroupTask& task, std::int64_t gr
   }
   if (lane == 0) task.headers[group] = range.header;
 
-  const std::uint64_t first_block =
-      static_cast<std::uint64_t>(group) * static_cast<unsigned>(task.group / core::kRandomBlock);
+  const std::uint64_t first_block = static_cast<std::uint64_t>(task.first_group + group) *
+                                    static_cast<unsigned>(task.group / core::kRandomBlock);
   const std::uint32_t offset = core::block_offset(task.key, first_block);
   // Columns of four elements a quarter apart: lane, and lane + 32 in a group of 256.
   for (int half = 0; half < quarter / 32; ++half) {

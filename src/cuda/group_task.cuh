@@ -24,7 +24,8 @@ struct GroupTask {
   std::int64_t count;
   std::int64_t rows;  // rows and columns of a strided tensor
   std::int64_t columns;
-  unsigned tiles_across;  // that cover its columns
+  unsigned tiles_across;     // that cover its columns
+  std::int64_t first_group;  // what group 0 draws as, where it is part of a larger tensor
   core::MixedKey key;
   int bits;
   int group;

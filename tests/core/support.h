@@ -81,6 +81,8 @@ std::size_t element_bytes(const Format& format) {
   else if constexpr (requires { format.channels; })
     return static_cast<std::size_t>(format.outer * format.channels * format.inner) *
            size_of(format.type);
+  else if constexpr (requires { format.per_sample; })
+    return static_cast<std::size_t>(format.samples * format.per_sample) * size_of(format.type);
   else
     return static_cast<std::size_t>(format.count) * size_of(format.type);
 }
