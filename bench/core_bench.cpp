@@ -25,6 +25,7 @@
 
 #include "backfold/group.h"
 #include "backfold/narrow.h"
+#include "backfold/pool.h"
 #include "backfold/predicate.h"
 
 namespace {
@@ -169,9 +170,9 @@ void add(const std::string& name, std::function<void(benchmark::State&)> run) {
 // Adds name/target/threads/direction for every target and one and two threads. `prepare` fills the
 // source and packs it once.
 template <typename Format, typename Pack>
-void add_codec(const std::string& name, const Format& format, const std::function<void()>& prepare,
-               const Pack& pack_with) {
-  const std::size_t source = static_cast<std::size_t>(format.count) * size_of(format.type);
+void add_codec(const std::string& name, const Format& format, std::int64_t count,
+               const std::function<void()>& prepare, const Pack& pack_with) {
+  const std::size_t source = static_cast<std::size_t>(count) * size_of(format.type);
   const std::size_t packed = packed_bytes(format);
   for (const std::string_view target : backfold::simd_targets()) {
     for (const int threads : {1, 2}) {
@@ -208,8 +209,27 @@ void add_group(ElementType type, const std::string& layout_name, Layout layout, 
   format.columns = layout == Layout::kStrided ? kColumns : 0;
   add_codec(
       "group/" + layout_name + "/" + std::to_string(bits) + "/" + name_of(type), format,
-      [=] { fill_floats(type, zero_exact); },
+      format.count, [=] { fill_floats(type, zero_exact); },
       [](const backfold::GroupFormat& shape, const Execution& execution) {
+        return pack(shape, arena().source.get(), {1, 2},
+                    {arena().payload.get(), packed_bytes(shape)}, execution);
+      });
+}
+
+// As many maps of 56 x 56 as there are elements for; `inner` channels lie together.
+void add_pool(ElementType type, int block, int bits, std::int64_t inner) {
+  backfold::PoolFormat format;
+  format.type = type;
+  format.block = block;
+  format.bits = bits;
+  format.height = format.width = 56;
+  format.inner = inner;
+  format.outer = elements / (56 * 56 * inner);
+  add_codec(
+      "pool/" + std::to_string(block) + (inner == 1 ? "/" : " channels-last/") +
+          std::to_string(bits) + "/" + name_of(type),
+      format, backfold::count(format), [=] { fill_floats(type, false); },
+      [](const backfold::PoolFormat& shape, const Execution& execution) {
         return pack(shape, arena().source.get(), {1, 2},
                     {arena().payload.get(), packed_bytes(shape)}, execution);
       });
@@ -218,10 +238,11 @@ void add_group(ElementType type, const std::string& layout_name, Layout layout, 
 template <typename Format>
 void add_lossless(const std::string& name, const Format& format,
                   const std::function<void()>& prepare) {
-  add_codec(name, format, prepare, [](const Format& shape, const Execution& execution) {
-    return pack(shape, arena().source.get(), {arena().payload.get(), packed_bytes(shape)},
-                execution);
-  });
+  add_codec(name, format, format.count, prepare,
+            [](const Format& shape, const Execution& execution) {
+              return pack(shape, arena().source.get(), {arena().payload.get(), packed_bytes(shape)},
+                          execution);
+            });
 }
 
 void add_all() {
@@ -232,6 +253,11 @@ void add_all() {
       add_group(type, "rotated", Layout::kRotated, bits, false);
     }
     for (const int bits : {2, 3, 4, 8}) add_group(type, "zero-exact", Layout::kFlat, bits, true);
+    for (const std::int64_t inner : {1, 64}) {
+      add_pool(type, 4, 0, inner);
+      add_pool(type, 8, 0, inner);
+      add_pool(type, 8, 2, inner);
+    }
     backfold::PredicateFormat predicate;
     predicate.type = type;
     predicate.count = elements;

@@ -22,6 +22,7 @@
 
 #include "backfold/group.h"
 #include "backfold/narrow.h"
+#include "backfold/pool.h"
 #include "backfold/predicate.h"
 
 namespace {
@@ -134,6 +135,32 @@ struct Bench {
           require(backfold::unpack(format, {payload, packed}, result, execution));
         });
   }
+
+  // As many maps of side x side as there are elements for; `inner` channels lie together.
+  void pool(ElementType type, int block, int bits, std::int64_t side, std::int64_t inner) const {
+    backfold::PoolFormat format;
+    format.type = type;
+    format.block = block;
+    format.bits = bits;
+    format.outer = count / (side * side * inner);
+    format.height = format.width = side;
+    format.inner = inner;
+    const std::size_t packed = backfold::packed_bytes(format);
+    backfold::Execution execution;
+    execution.backend = backfold::Backend::kCuda;
+    const std::string map = std::to_string(side) + "x" + std::to_string(side);
+    row(
+        std::string(backfold::name_of(type)) + " pool " + std::to_string(block) + " " +
+            (inner == 1 ? map : map + "x" + std::to_string(inner)) +
+            (bits == 0 ? "" : " + " + std::to_string(bits) + (bits == 1 ? " bit" : " bits")),
+        static_cast<std::size_t>(backfold::count(format)) * size_of(type), packed,
+        [&] {
+          require(backfold::pack(format, source, {1, 2}, {payload, packed}, execution));
+        },
+        [&] {
+          require(backfold::unpack(format, {payload, packed}, result, execution));
+        });
+  }
 };
 
 }  // namespace
@@ -179,6 +206,14 @@ int main(int arguments, char** argument) {
     // Negative samples take the code of zero, which is what a ReLU would have made of them.
     bench.group(type, "flat", Layout::kFlat, 4, 128, true);
     bench.group(type, "strided", Layout::kStrided, 4, 128, true);
+
+    for (const std::int64_t side : {56, 14}) {
+      for (const std::int64_t inner : {1, 64}) {
+        bench.pool(type, 4, 0, side, inner);
+        bench.pool(type, 8, 0, side, inner);
+        bench.pool(type, 8, 2, side, inner);
+      }
+    }
 
     backfold::PredicateFormat predicate;
     predicate.type = type;

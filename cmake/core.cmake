@@ -19,12 +19,15 @@ add_library(backfold_core
   src/core/narrow.cpp
   src/core/planner.cpp
   src/core/planner_search.cpp
+  src/core/pool.cpp
+  src/core/pool_reference.cpp
   src/core/predicate.cpp
   src/core/status.cpp
   src/core/threads.cpp
   src/cpu/bits.cpp
   src/cpu/group.cpp
   src/cpu/narrow.cpp
+  src/cpu/pool.cpp
   src/cpu/targets.cpp)
 target_include_directories(backfold_core
   PUBLIC $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include>
@@ -44,7 +47,8 @@ if(BACKFOLD_HAS_CUDA)
     src/cuda/group_flat.cu
     src/cuda/group_rotated.cu
     src/cuda/group_strided.cu
-    src/cuda/narrow.cu)
+    src/cuda/narrow.cu
+    src/cuda/pool.cu)
   target_compile_definitions(backfold_core PRIVATE BACKFOLD_WITH_CUDA)
   target_compile_options(backfold_core PRIVATE
     $<$<COMPILE_LANGUAGE:CUDA>:--fmad=false -Xcompiler=-Wall,-Wextra,-ffp-contract=off>)

@@ -78,6 +78,8 @@ template <typename Format>
 std::size_t element_bytes(const Format& format) {
   if constexpr (requires { format.bytes; })
     return static_cast<std::size_t>(format.bytes);
+  else if constexpr (requires { count(format); })
+    return static_cast<std::size_t>(count(format)) * size_of(format.type);
   else
     return static_cast<std::size_t>(format.count) * size_of(format.type);
 }

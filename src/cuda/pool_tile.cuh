@@ -1,0 +1,281 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// How bands of a pooled tensor lie over the lanes of a warp, and how their elements get there.
+//
+// A warp takes 1, 2, 4, ... neighbouring bands, with as many lanes each; lane l of a band holds its
+// strips l, l + lanes, ... All numbers but offsets of elements fit 31 bits (make_task() checks).
+
+#ifndef BACKFOLD_CUDA_POOL_TILE_CUH_
+#define BACKFOLD_CUDA_POOL_TILE_CUH_
+
+#include <cuda_pipeline.h>
+
+#include <cstdint>
+
+#include "core/pool_arithmetic.h"
+#include "core/pool_geometry.h"
+#include "core/rng.h"
+#include "cuda/elements.cuh"
+
+namespace backfold::cuda {
+
+inline constexpr unsigned kAllLanes = 0xffff'ffffu;
+
+// Division of numbers below 2^31 by one that is known beforehand.
+struct Divider {
+  std::uint32_t multiplier = 0x8000'0000u;
+  std::uint32_t shift = 31;
+
+  Divider() = default;
+  explicit Divider(std::int64_t divisor) {
+    while ((std::int64_t{1} << (shift - 31)) < divisor) ++shift;
+    const std::uint64_t power = std::uint64_t{1} << shift, by = static_cast<std::uint64_t>(divisor);
+    multiplier = static_cast<std::uint32_t>((power + by - 1) / by);
+  }
+  __device__ int divide(int number) const {
+    return static_cast<int>(static_cast<std::uint64_t>(number) * multiplier >> shift);
+  }
+};
+
+struct PoolTask {
+  int block, bits, room, tall, rows, group, run, slots, draws;
+  int depth, height, width, inner, line;  // line: elements of one row of the tensor
+  int high, deep, cuts, columns;
+  int block_rows, tensor_rows, bands;
+  Divider by_run, by_rows, by_tall, by_inner, by_high, by_deep, by_cuts;
+  int lanes;         // of a band
+  int band_words;    // of shared memory for its codes
+  int warp_bytes;    // of shared memory
+  int stage_offset;  // in them: where elements are staged
+  bool whole;        // every strip has `room` elements
+  bool vectors;      // and may be moved in 16 bytes
+  ElementType type;
+  core::Levels levels;
+  core::MixedKey key;
+  void* elements;  // the source or the destination
+  std::uint16_t* averages;
+  std::uint32_t* headers;
+  std::uint32_t* codes;
+  std::int64_t average_room, header_room, code_room;  // items with their padding
+};
+
+// A lane's band.
+struct BandPlace {
+  int index;
+  int first_row, first_column;  // block row, and block in it
+  int rows_before;              // rows of the tensor in the block rows before
+  int run_begin, run_length;    // elements of one row: before the band, and in it
+  std::int64_t before;          // elements before the band
+};
+
+struct RowPlace {
+  int before;         // rows of the tensor in the block rows before
+  int first;          // its first row
+  int depth, height;  // rows that it has
+};
+
+__device__ inline RowPlace place_row(const PoolTask& task, int index) {
+  const int above = task.by_high.divide(index);
+  const int height_at = (index - above * task.high) * task.block;
+  const int height = min(task.block, task.height - height_at);
+  if (task.depth == 1) {
+    const int first = above * task.height + height_at;
+    return {first, first, 1, height};
+  }
+  const int outer = task.by_deep.divide(above);
+  const int depth_at = (above - outer * task.deep) * task.block;
+  const int depth = min(task.block, task.depth - depth_at);
+  const int plane = (outer * task.depth + depth_at) * task.height;
+  return {plane + depth * height_at, plane + height_at, depth, height};
+}
+
+struct ColumnPlace {
+  int first, before, width;
+};
+
+__device__ inline ColumnPlace place_column(const PoolTask& task, int index) {
+  const int wide = task.inner == 1 ? index : task.by_inner.divide(index);
+  const int at = wide * task.block, channel = index - wide * task.inner;
+  const int width = min(task.block, task.width - at);
+  return {at * task.inner + channel, at * task.inner + channel * width, width};
+}
+
+__device__ inline BandPlace place_band(const PoolTask& task, int index) {
+  BandPlace band;
+  band.index = index;
+  if (task.cuts == 1) {
+    band.first_row = index * task.group;
+    band.first_column = 0;
+    band.run_begin = 0;
+    band.run_length = task.line;
+    band.rows_before = band.first_row < task.block_rows ? place_row(task, band.first_row).before
+                                                        : task.tensor_rows;
+    band.before = static_cast<std::int64_t>(band.rows_before) * task.line;
+    return band;
+  }
+  band.first_row = task.by_cuts.divide(index);
+  band.first_column = (index - band.first_row * task.cuts) * task.run;
+  if (band.first_row >= task.block_rows) {
+    band.before = static_cast<std::int64_t>(task.tensor_rows) * task.line;
+    return band;
+  }
+  const RowPlace row = place_row(task, band.first_row);
+  const int end = band.first_column + task.run;
+  band.rows_before = row.before;
+  band.run_begin = place_column(task, band.first_column).before;
+  band.run_length =
+      (end < task.columns ? place_column(task, end).before : task.line) - band.run_begin;
+  band.before = static_cast<std::int64_t>(row.before) * task.line +
+                static_cast<std::int64_t>(row.depth * row.height) * band.run_begin;
+  return band;
+}
+
+// A strip of a lane. One that is not there has no elements.
+struct Strip {
+  std::int64_t first;  // in memory
+  int elements;
+  int position;  // of its first element in the band
+  int place;     // of its block in the band
+  int in_block;  // elements of its block, if it is the block's first strip
+};
+
+__device__ inline Strip place_strip(const PoolTask& task, const BandPlace& band, int index) {
+  Strip strip{0, 0, 0, 0, 0};
+  const int line = task.by_run.divide(index), k = index - line * task.run;
+  const int g = task.group == 1 ? 0 : task.by_rows.divide(line), r = line - g * task.rows;
+  const int row_index = band.first_row + g, column_index = band.first_column + k;
+  if (index >= task.slots || band.index >= task.bands || row_index >= task.block_rows ||
+      column_index >= task.columns)
+    return strip;
+  const int d = task.depth == 1 ? 0 : task.by_tall.divide(r), h = r - d * task.tall;
+  const RowPlace row = place_row(task, row_index);
+  if (d >= row.depth || h >= row.height) return strip;
+  const ColumnPlace column = place_column(task, column_index);
+  strip.first =
+      static_cast<std::int64_t>(row.first + d * task.height + h) * task.line + column.first;
+  strip.elements = column.width;
+  strip.position = (row.before - band.rows_before + d * row.height + h) * band.run_length +
+                   column.before - band.run_begin;
+  strip.place = g * task.run + k;
+  strip.in_block = r == 0 ? row.depth * row.height * column.width : 0;
+  return strip;
+}
+
+// A block of the tensor, by its place in a band.
+__device__ inline std::int64_t block_index(const PoolTask& task, const BandPlace& band, int g,
+                                           int k) {
+  return static_cast<std::int64_t>(band.first_row + g) * task.columns + band.first_column + k;
+}
+
+// Calls work with an element of the task's type.
+template <typename Work>
+__device__ inline void with_type(ElementType type, const Work& work) {
+  switch (type) {
+    case ElementType::kF16:
+      return work(Half{});
+    case ElementType::kBF16:
+      return work(BFloat{});
+    case ElementType::kF64:
+      return work(double{});
+    default:
+      return work(float{});
+  }
+}
+
+__device__ inline float number_of(float element) { return element; }
+__device__ inline float number_of(double element) { return core::to_float(element); }
+__device__ inline float number_of(BFloat element) { return core::to_float(element); }
+__device__ inline float number_of(Half element) { return low_number(element.bits, Half{}); }
+
+// What decodes far below the type's limits, or is fp16.
+__device__ inline void put_number(float value, float& element) { element = value; }
+__device__ inline void put_number(float value, double& element) { element = value; }
+__device__ inline void put_number(float value, BFloat& element) {
+  element.bits = static_cast<std::uint16_t>(join_numbers(value, value, BFloat{}));
+}
+__device__ inline void put_number(float value, Half& element) {
+  element.bits = static_cast<std::uint16_t>(join_numbers(value, value, Half{}));
+}
+
+// A strip moved in one or several instructions.
+template <typename T, int kRoom>
+union StripVector {
+  using Unit = std::conditional_t<sizeof(T) * kRoom == 8, uint2, uint4>;
+  static constexpr int kUnits = static_cast<int>(sizeof(T) * kRoom / sizeof(Unit));
+  Unit units[kUnits];
+  T items[kRoom];
+};
+
+template <int kRoom, typename T>
+__device__ inline void load_strip(const T* from, const PoolTask& task, int elements,
+                                  float (&x)[kRoom]) {
+#pragma unroll
+  for (int j = 0; j < kRoom; ++j)
+    x[j] = j < elements ? number_of(from[static_cast<std::int64_t>(j) * task.inner]) : 0.0f;
+}
+
+template <int kRoom, typename T>
+__device__ inline void load_strip_vector(const T* from, int elements, float (&x)[kRoom]) {
+  StripVector<T, kRoom> strip = {};
+  if (elements != 0) {
+#pragma unroll
+    for (int i = 0; i < strip.kUnits; ++i)
+      strip.units[i] = reinterpret_cast<const typename StripVector<T, kRoom>::Unit*>(from)[i];
+  }
+#pragma unroll
+  for (int j = 0; j < kRoom; ++j) x[j] = number_of(strip.items[j]);
+}
+
+// Elements begin to end of the tensor, to or from shared memory at the same place within 16 bytes.
+struct Stage {
+  char* shared;  // where the first one is
+  char* global;
+  int bytes;
+
+  __device__ Stage(const PoolTask& task, char* room, int size, std::int64_t begin,
+                   std::int64_t end) {
+    global = static_cast<char*>(task.elements) + begin * size;
+    shared = room + (reinterpret_cast<std::uintptr_t>(global) & 15u);
+    bytes = static_cast<int>(end - begin) * size;
+  }
+  // Calls whole(offset) for 16 aligned bytes, part(offset) for the elements before and after them.
+  template <typename Whole, typename Part>
+  __device__ void for_pieces(int size, const Whole& whole, const Part& part) const {
+    const int lane = threadIdx.x % 32;
+    const int head = min(bytes, static_cast<int>(-reinterpret_cast<std::uintptr_t>(global) & 15u));
+    const int body = head + (bytes - head) / 16 * 16;
+    for (int at = head + 16 * lane; at < body; at += 16 * 32) whole(at);
+    if (lane * size < head) part(lane * size);
+    if (body + lane * size < bytes) part(body + lane * size);
+  }
+};
+
+template <typename T>
+__device__ inline void stage_in(const Stage& stage) {
+  stage.for_pieces(
+      sizeof(T), [&](int at) { __pipeline_memcpy_async(stage.shared + at, stage.global + at, 16); },
+      [&](int at) {
+        *reinterpret_cast<T*>(stage.shared + at) = *reinterpret_cast<const T*>(stage.global + at);
+      });
+  __pipeline_commit();
+  __pipeline_wait_prior(0);
+  __syncwarp();
+}
+
+template <typename T>
+__device__ inline void stage_out(const Stage& stage) {
+  __syncwarp();
+  stage.for_pieces(
+      sizeof(T),
+      [&](int at) {
+        __stcs(reinterpret_cast<uint4*>(stage.global + at),
+               *reinterpret_cast<const uint4*>(stage.shared + at));
+      },
+      [&](int at) {
+        *reinterpret_cast<T*>(stage.global + at) = *reinterpret_cast<const T*>(stage.shared + at);
+      });
+}
+
+}  // namespace backfold::cuda
+
+#endif  // BACKFOLD_CUDA_POOL_TILE_CUH_
