@@ -76,10 +76,15 @@ class WordReader {
   int left_ = 0;
 };
 
+// Bands of strips of kRoom places.
+template <int kRoom>
 class BandKernel {
  public:
   explicit BandKernel(const PoolShape& shape)
-      : shape_(shape), levels_(core::levels_for(shape.bits, false, false)), elements_(shape) {}
+      : shape_(shape),
+        levels_(core::levels_for(shape.bits, false, false)),
+        in_word_(kRoom >= 8 && shape.bits <= 4 ? 8 : 4),
+        elements_(shape) {}
 
   // False for a band that is left to the reference.
   template <typename T>
@@ -94,9 +99,9 @@ class BandKernel {
     WordWriter writer(parts.codes + band.word, parts.codes + band.end_word);
     for (int s = 0; s < shape_.slots; ++s) {
       const int elements = elements_.elements()[s];
-      for (int j = 0; j < elements; j += 4) {
-        const int bits = shape_.bits * std::min(4, elements - j);
-        writer.put(quads_[j / 4][s] & ((std::uint64_t{1} << bits) - 1), bits);
+      for (int j = 0; j < elements; j += in_word_) {
+        const int bits = shape_.bits * std::min(in_word_, elements - j);
+        writer.put(words_[j / in_word_][s] & ((std::uint64_t{1} << bits) - 1), bits);
       }
     }
     writer.finish();
@@ -122,14 +127,14 @@ class BandKernel {
       spread(g, band.columns);
     }
     if (shape_.bits == 0) {
-      for (int j = 0; j < shape_.room; ++j) std::copy_n(base_, shape_.slots, elements_.row(j));
+      for (int j = 0; j < kRoom; ++j) std::copy_n(base_, shape_.slots, elements_.row(j));
     } else {
       elements_.mark_strips(band);
       WordReader reader(parts.codes + band.word);
       for (int s = 0; s < shape_.slots; ++s) {
         const int elements = elements_.elements()[s];
-        for (int j = 0; j < elements; j += 4)
-          quads_[j / 4][s] = reader.get(shape_.bits * std::min(4, elements - j));
+        for (int j = 0; j < elements; j += in_word_)
+          words_[j / in_word_][s] = reader.get(shape_.bits * std::min(in_word_, elements - j));
       }
       place(grid.step);
     }
@@ -150,9 +155,9 @@ class BandKernel {
                             HWY_ATTR { return hn::Add(pair(j, half), pair(j + half / 2, half)); };
       const auto eight = [&](int j, int half)
                              HWY_ATTR { return hn::Add(four(j, half), four(j + half / 4, half)); };
-      const VF sum = shape_.room == 4   ? four(0, 2)
-                     : shape_.room == 8 ? eight(0, 4)
-                                        : hn::Add(eight(0, 8), eight(1, 8));
+      const VF sum = kRoom == 4   ? four(0, 2)
+                     : kRoom == 8 ? eight(0, 4)
+                                  : hn::Add(eight(0, 8), eight(1, 8));
       if (!hn::AllTrue(d, hn::IsFinite(sum))) return false;
       hn::StoreU(hn::Mul(sum, hn::Set(d, core::kSumScale)), d, sums_ + s);
     }
@@ -213,7 +218,7 @@ class BandKernel {
     for (int s = 0; s < shape_.slots; s += lanes()) {
       const auto there = hn::PromoteTo(di, hn::LoadU(d8, elements_.elements() + s));
       VF least = hn::Set(d, INFINITY), most = hn::Set(d, -INFINITY);
-      for (int j = 0; j < shape_.room; ++j) {
+      for (int j = 0; j < kRoom; ++j) {
         const VF x = hn::LoadU(d, elements_.row(j) + s);
         const auto real = hn::RebindMask(d, hn::Gt(there, hn::Set(di, j)));
         least = hn::Min(least, hn::IfThenElse(real, x, least));
@@ -233,47 +238,71 @@ class BandKernel {
                             hn::GetLane(hn::MaxOfLanes(d, high_residual)), levels_);
   }
 
-  // The codes of every strip, four elements to a word.
-  HWY_INLINE void draw(const Band& band, const core::Range& range, core::MixedKey key) {
+  // Random numbers and range of some strips.
+  struct Draw {
+    VU hash;
+    VF base, inverse, ceiling;
+  };
+
+  // The codes of elements first + kFirst to first + kFirst + 3, which have a hash with `first`.
+  template <int kFirst>
+  HWY_INLINE VU draw_quad(const Draw& draw, int first, int s) {
     const DF d;
     const DU du;
     const DI di;
+    const auto code = [&](int j) HWY_ATTR {
+      const VU random = hn::Mul(draw.hash, hn::Set(du, core::element_multiplier(kFirst + j)));
+      const VF uniform =
+          hn::BitCast(d, hn::Or(hn::ShiftRight<9>(random), hn::Set(du, 0x3f80'0000u)));
+      const VF value = hn::LoadU(d, elements_.row(first + kFirst + j) + s);
+      const VF raised = hn::MulAdd(hn::Sub(value, draw.base), draw.inverse, uniform);
+      const VF clamped = hn::Min(hn::Max(raised, hn::Set(d, 1.0f)), draw.ceiling);
+      return hn::Sub(hn::BitCast(du, hn::ConvertTo(di, clamped)), hn::Set(du, 1u));
+    };
+    const int bits = shape_.bits;
+    return hn::Or(
+        hn::Or(code(0), hn::ShiftLeftSame(code(1), bits)),
+        hn::Or(hn::ShiftLeftSame(code(2), 2 * bits), hn::ShiftLeftSame(code(3), 3 * bits)));
+  }
+
+  // The codes of every strip, to words_.
+  HWY_INLINE void draw(const Band& band, const core::Range& range, core::MixedKey key) {
+    const DF d;
+    const DU du;
     const std::uint64_t first_draw = static_cast<std::uint64_t>(band.index) *
                                      static_cast<std::uint64_t>(shape_.slots * shape_.draws());
-    const std::uint32_t first =
+    const std::uint32_t offset =
         static_cast<std::uint32_t>(first_draw) + core::block_offset(key, first_draw);
-    const VF inverse = hn::Set(d, range.inverse), ceiling = hn::Set(d, levels_.ceiling);
-    const VF one = hn::Set(d, 1.0f);
+    const VU draws = hn::Set(du, static_cast<std::uint32_t>(shape_.draws()));
+    Draw own;
+    own.inverse = hn::Set(d, range.inverse);
+    own.ceiling = hn::Set(d, levels_.ceiling);
     for (int s = 0; s < shape_.slots; s += lanes()) {
-      const VF base = hn::Add(hn::LoadU(d, base_ + s), hn::Set(d, range.base));
-      VU hash = hn::Zero(du);
-      VU quad = hn::Zero(du);
-      for (int j = 0; j < shape_.room; ++j) {
-        if (j % core::kRandomBlock == 0) {
-          const VU strip = hn::Iota(du, static_cast<std::uint32_t>(s));
-          VU x = hn::Add(hn::Mul(strip, hn::Set(du, static_cast<std::uint32_t>(shape_.draws()))),
-                         hn::Set(du, first + static_cast<std::uint32_t>(j / core::kRandomBlock)));
-          x = hn::Xor(x, hn::ShiftRight<16>(x));
-          x = hn::Add(hn::Mul(x, hn::Set(du, core::kHashMultiplier)), hn::Set(du, key.second));
-          hash = hn::Xor(x, hn::ShiftRight<15>(x));
+      own.base = hn::Add(hn::LoadU(d, base_ + s), hn::Set(d, range.base));
+      const VU strip = hn::Mul(hn::Iota(du, static_cast<std::uint32_t>(s)), draws);
+      for (int first = 0; first < kRoom; first += core::kRandomBlock) {
+        VU x = hn::Add(strip, hn::Set(du, offset + static_cast<std::uint32_t>(first / 8)));
+        x = hn::Xor(x, hn::ShiftRight<16>(x));
+        x = hn::Add(hn::Mul(x, hn::Set(du, core::kHashMultiplier)), hn::Set(du, key.second));
+        own.hash = hn::Xor(x, hn::ShiftRight<15>(x));
+        const VU low = draw_quad<0>(own, first, s);
+        if constexpr (kRoom == 4) {
+          hn::StoreU(low, du, words_[0] + s);
+        } else {
+          const VU high = draw_quad<4>(own, first, s);
+          if (in_word_ == 8) {
+            hn::StoreU(hn::Or(low, hn::ShiftLeftSame(high, 4 * shape_.bits)), du,
+                       words_[first / 8] + s);
+          } else {
+            hn::StoreU(low, du, words_[first / 4] + s);
+            hn::StoreU(high, du, words_[first / 4 + 1] + s);
+          }
         }
-        const VU random =
-            hn::Mul(hash, hn::Set(du, core::element_multiplier(j % core::kRandomBlock)));
-        const VF uniform =
-            hn::BitCast(d, hn::Or(hn::ShiftRight<9>(random), hn::Set(du, 0x3f80'0000u)));
-        const VF value = hn::LoadU(d, elements_.row(j) + s);
-        const VF raised = hn::MulAdd(hn::Sub(value, base), inverse, uniform);
-        const VF clamped = hn::Min(hn::Max(raised, one), ceiling);
-        const VU code = hn::Sub(hn::BitCast(du, hn::ConvertTo(di, clamped)), hn::Set(du, 1u));
-        quad = hn::Or(quad, hn::ShiftLeftSame(code, shape_.bits * (j % 4)));
-        if (j % 4 != 3) continue;
-        hn::StoreU(quad, du, quads_[j / 4] + s);
-        quad = hn::Zero(du);
       }
     }
   }
 
-  // The elements that quads_ decode to.
+  // The elements that words_ decode to.
   HWY_INLINE void place(float step) {
     const DF d;
     const DU du;
@@ -281,42 +310,62 @@ class BandKernel {
     const VU mask = hn::Set(du, (1u << shape_.bits) - 1u);
     for (int s = 0; s < shape_.slots; s += lanes()) {
       const VF base = hn::LoadU(d, base_ + s);
-      for (int j = 0; j < shape_.room; ++j) {
-        const VU quad = hn::LoadU(du, quads_[j / 4] + s);
-        const VU code = hn::And(hn::ShiftRightSame(quad, shape_.bits * (j % 4)), mask);
-        const VF number = hn::ConvertTo(d, hn::BitCast(di, code));
-        hn::StoreU(hn::MulAdd(number, hn::Set(d, step), base), d, elements_.row(j) + s);
+      for (int first = 0; first < kRoom; first += in_word_) {
+        VU codes = hn::LoadU(du, words_[first / in_word_] + s);
+        for (int j = first; j < first + in_word_; ++j) {
+          const VF number = hn::ConvertTo(d, hn::BitCast(di, hn::And(codes, mask)));
+          hn::StoreU(hn::MulAdd(number, hn::Set(d, step), base), d, elements_.row(j) + s);
+          codes = hn::ShiftRightSame(codes, shape_.bits);
+        }
       }
     }
   }
 
   const PoolShape& shape_;
   core::Levels levels_;
+  int in_word_;  // codes of a word of words_
   BandElements elements_;
   HWY_ALIGN float sums_[kStripRoom] = {};
   HWY_ALIGN float factors_[kStripRoom] = {};
   HWY_ALIGN float averages_[kStripRoom] = {};  // of one block row
   HWY_ALIGN float base_[kStripRoom] = {};      // of each strip: its block's average, or code 0
-  HWY_ALIGN std::uint32_t quads_[core::kMaxStrip / 4][kStripRoom] = {};
+  HWY_ALIGN std::uint32_t words_[kRoom / 4][kStripRoom] = {};  // codes of each strip
 };
+
+// Calls work with the kernel for a shape's strips.
+template <typename Work>
+HWY_INLINE void with_kernel(const PoolShape& shape, const Work& work) {
+  if (shape.room == 4) {
+    BandKernel<4> kernel(shape);
+    work(kernel);
+  } else if (shape.room == 8) {
+    BandKernel<8> kernel(shape);
+    work(kernel);
+  } else {
+    BandKernel<16> kernel(shape);
+    work(kernel);
+  }
+}
 
 void pack_bands(const PoolShape& shape, ElementType type, const void* source, core::MixedKey key,
                 const PoolParts& parts, std::int64_t begin, std::int64_t end) {
-  BandKernel kernel(shape);
-  core::with_element(type, [&]<typename T>() HWY_ATTR {
-    for (std::int64_t band = begin; band < end; ++band)
-      if (!kernel.pack(core::band_of(shape, band), static_cast<const T*>(source), key, parts))
-        core::reference_pack_band(shape, type, source, key, parts, band);
+  with_kernel(shape, [&](auto& kernel) HWY_ATTR {
+    core::with_element(type, [&]<typename T>() HWY_ATTR {
+      for (std::int64_t band = begin; band < end; ++band)
+        if (!kernel.pack(core::band_of(shape, band), static_cast<const T*>(source), key, parts))
+          core::reference_pack_band(shape, type, source, key, parts, band);
+    });
   });
 }
 
 void unpack_bands(const PoolShape& shape, ElementType type, const PoolParts& parts,
                   void* destination, std::int64_t begin, std::int64_t end) {
-  BandKernel kernel(shape);
-  core::with_element(type, [&]<typename T>() HWY_ATTR {
-    for (std::int64_t band = begin; band < end; ++band)
-      if (!kernel.unpack(core::band_of(shape, band), parts, static_cast<T*>(destination)))
-        core::reference_unpack_band(shape, type, parts, destination, band);
+  with_kernel(shape, [&](auto& kernel) HWY_ATTR {
+    core::with_element(type, [&]<typename T>() HWY_ATTR {
+      for (std::int64_t band = begin; band < end; ++band)
+        if (!kernel.unpack(core::band_of(shape, band), parts, static_cast<T*>(destination)))
+          core::reference_unpack_band(shape, type, parts, destination, band);
+    });
   });
 }
 
