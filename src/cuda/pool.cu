@@ -17,6 +17,12 @@ constexpr int kThreads = 32 * kWarps;
 // Shared memory of a warp that elements may be staged in: six blocks then fit a multiprocessor.
 constexpr int kMaxStage = 8 * 1024;
 
+// Thread blocks that must fit on a multiprocessor: as many as leave registers for the strips of a
+// lane, 32 elements of 4 or 8 strips, or 64 of 4.
+constexpr int resident_blocks(int room, bool residual) {
+  return room == 16 ? 4 : room == 4 ? 5 : residual ? 6 : 8;
+}
+
 // The code of an element beyond 2^124, or of one beside it. Out of line: it takes fp64.
 __device__ __noinline__ std::uint32_t draw_full_range(float value, float uniform,
                                                       const core::Levels& levels) {
@@ -54,15 +60,47 @@ __device__ inline void zero_padding(const PoolTask& task, int lane) {
   if (task.bits != 0 && task.bands + lane < task.header_room) task.headers[task.bands + lane] = 0;
 }
 
+// Stores the codes of a strip or of half of one, kCount of them, that make whole bytes.
+template <int kCount>
+__device__ inline void store_codes(std::uint8_t* bytes, int bits, std::uint64_t codes) {
+  switch (kCount * bits) {
+    case 8:
+      *bytes = static_cast<std::uint8_t>(codes);
+      break;
+    case 16:
+      *reinterpret_cast<std::uint16_t*>(bytes) = static_cast<std::uint16_t>(codes);
+      break;
+    case 64:
+      reinterpret_cast<std::uint32_t*>(bytes)[1] = static_cast<std::uint32_t>(codes >> 32);
+      [[fallthrough]];
+    default:
+      *reinterpret_cast<std::uint32_t*>(bytes) = static_cast<std::uint32_t>(codes);
+  }
+}
+
+template <int kCount>
+__device__ inline std::uint64_t load_codes(const std::uint8_t* bytes, int bits) {
+  switch (kCount * bits) {
+    case 8:
+      return *bytes;
+    case 16:
+      return *reinterpret_cast<const std::uint16_t*>(bytes);
+    case 64:
+      return reinterpret_cast<const std::uint32_t*>(bytes)[0] |
+             static_cast<std::uint64_t>(reinterpret_cast<const std::uint32_t*>(bytes)[1]) << 32;
+    default:
+      return *reinterpret_cast<const std::uint32_t*>(bytes);
+  }
+}
+
 // Mapping    a warp packs up to 128 strips (256 of up to 4 elements) of neighbouring bands, 4 (8)
 //            per lane, in registers; strips of a block meet in shared memory
 // Launch     blocks of 128, a grid as large as the work
-// Alignment  16-byte loads straight to registers where strips are whole and aligned; else, with one
-//            channel, by way of shared memory, at any alignment; else by element, lanes along
-//            channels
+// Alignment  loads of up to 16 bytes straight to registers for kJoined and kChannels; kStaged
+//            copies 16 bytes at a time, at any alignment; kScattered goes by element
 // Bytes      source once, averages, headers and codes once
-template <int kRoom, bool kStaged, bool kResidual>
-__global__ void __launch_bounds__(kThreads, kRoom == 16 ? 4 : 6)
+template <int kRoom, Walk kWalk, bool kResidual>
+__global__ void __launch_bounds__(kThreads, resident_blocks(kRoom, kResidual))
     pack_pool_kernel(const __grid_constant__ PoolTask task) {
   constexpr int kStrips = core::strips_for(kRoom), kOwn = kStrips / 32;
   extern __shared__ uint4 shared[];
@@ -72,8 +110,6 @@ __global__ void __launch_bounds__(kThreads, kRoom == 16 ? 4 : 6)
   char* const room = reinterpret_cast<char*>(shared) + warp * task.warp_bytes;
   float* const sums = reinterpret_cast<float*>(room);
   float* const averages = sums + kStrips;
-  std::uint32_t* const words =
-      reinterpret_cast<std::uint32_t*>(averages + kStrips) + own_band * task.band_words;
 
   const int tile = static_cast<int>(blockIdx.x) * kWarps + warp;
   if (tile == 0) zero_padding(task, lane);
@@ -83,54 +119,45 @@ __global__ void __launch_bounds__(kThreads, kRoom == 16 ? 4 : 6)
       static_cast<int>(min(first_band + own_band, static_cast<std::int64_t>(task.bands)));
   const BandPlace band = place_band(task, band_index);
   const bool there = band_index < task.bands;
+  const std::int64_t end = there ? place_band(task, band_index + 1).before : band.before;
+  const auto elements = static_cast<int>(end - band.before);
 
   Strip strips[kOwn];
-#pragma unroll
-  for (int s = 0; s < kOwn; ++s) strips[s] = place_strip(task, band, s * task.lanes + own_lane);
-
+  place_strips<kWalk, kRoom>(task, band, elements, own_lane, strips);
   float x[kOwn][kRoom];
-  std::int64_t end = 0;  // elements before the next band
-  if constexpr (kStaged || kResidual)
-    end = there ? place_band(task, band_index + 1).before : band.before;
   with_type(task.type, [&](auto element) {
     using T = decltype(element);
-    [[maybe_unused]] const T* source = static_cast<const T*>(task.elements);
-    if constexpr (kStaged) {
+    if constexpr (kWalk == Walk::kStaged) {
       const std::int64_t tile_begin = __shfl_sync(kAllLanes, band.before, 0);
       const Stage stage(task, room + task.stage_offset, sizeof(T), tile_begin,
                         __shfl_sync(kAllLanes, end, 31));
       stage_in<T>(stage);
-      const T* staged = reinterpret_cast<const T*>(stage.shared);
-#pragma unroll
-      for (int s = 0; s < kOwn; ++s)
-        load_strip<kRoom>(staged + static_cast<int>(strips[s].first - tile_begin), task,
-                          strips[s].elements, x[s]);
-    } else if (task.vectors) {
-#pragma unroll
-      for (int s = 0; s < kOwn; ++s)
-        load_strip_vector<kRoom>(source + strips[s].first, strips[s].elements, x[s]);
+      load_strips<kWalk>(reinterpret_cast<const T*>(stage.shared), task, strips, tile_begin, x);
     } else {
-#pragma unroll
-      for (int s = 0; s < kOwn; ++s)
-        load_strip<kRoom>(source + strips[s].first, task, strips[s].elements, x[s]);
+      load_strips<kWalk>(static_cast<const T*>(task.elements), task, strips, 0, x);
     }
   });
 
+  // The words of its codes; in shared memory unless they are stored as they are drawn.
+  std::uint32_t* const words =
+      reinterpret_cast<std::uint32_t*>(averages + kStrips) + own_band * task.band_words;
   int words_of_band = 0;
-  std::int64_t first_word = 0;
+  std::uint32_t* codes_of_band = nullptr;
   if constexpr (kResidual) {
-    first_word = core::first_word(band.before, task.bits, band_index);
+    const std::int64_t first_word = core::first_word(band.before, task.bits, band_index);
+    codes_of_band = task.codes + first_word;
     if (there)
       words_of_band =
           static_cast<int>(core::first_word(end, task.bits, band_index + 1) - first_word);
-    for (int i = own_lane; i < words_of_band; i += task.lanes) words[i] = 0;
+    if (!task.direct)
+      for (int i = own_lane; i < words_of_band; i += task.lanes) words[i] = 0;
   }
 
   bool finite = true;
   const int places = task.group * task.run;
 #pragma unroll
   for (int s = 0; s < kOwn; ++s) {
-    const int index = s * task.lanes + own_lane;
+    const int index = strip_index<kWalk, kOwn>(task, own_lane, s);
     const float sum = core::strip_sum<kRoom>(x[s]);
     finite = finite && core::is_finite(sum);
     if (index < task.slots) sums[own_band * task.slots + index] = sum;
@@ -210,7 +237,7 @@ __global__ void __launch_bounds__(kThreads, kRoom == 16 ? 4 : 6)
     if (strips[s].elements == 0 || (flags & 2) != 0) continue;
     const std::uint32_t draw_block =
         static_cast<std::uint32_t>(first_draw) +
-        static_cast<std::uint32_t>((s * task.lanes + own_lane) * task.draws);
+        static_cast<std::uint32_t>(strip_index<kWalk, kOwn>(task, own_lane, s) * task.draws);
     const float from = core::block_base(base[s], range.base);
     constexpr int kPiece = kRoom < 8 ? kRoom : 8;
 #pragma unroll
@@ -236,17 +263,33 @@ __global__ void __launch_bounds__(kThreads, kRoom == 16 ? 4 : 6)
         }
       }
       if constexpr (kPiece == 4) quads[1] = 0;
-      std::uint64_t codes = quads[0] | static_cast<std::uint64_t>(quads[1]) << 4 * task.bits;
+      const std::uint64_t codes = quads[0] | static_cast<std::uint64_t>(quads[1]) << 4 * task.bits;
+      const int at = (strips[s].position + first) * task.bits;
+      if (task.direct) {
+        store_codes<kPiece>(reinterpret_cast<std::uint8_t*>(codes_of_band) + at / 8, task.bits,
+                            codes);
+        continue;
+      }
       const int left = strips[s].elements - first;
-      if (!task.whole && left < kPiece)
-        codes &= left <= 0 ? 0 : (std::uint64_t{1} << left * task.bits) - 1;
-      put_codes(words, (strips[s].position + first) * task.bits, codes);
+      const std::uint64_t mask = left >= kPiece
+                                     ? ~std::uint64_t{0}
+                                     : (std::uint64_t{1} << (left <= 0 ? 0 : left * task.bits)) - 1;
+      put_codes(words, at, codes & mask);
     }
   }
-  __syncwarp();
-  for (int i = own_lane; i < words_of_band; i += task.lanes) task.codes[first_word + i] = words[i];
-  if (band_index == task.bands - 1 && first_word + words_of_band + own_lane < task.code_room)
-    task.codes[first_word + words_of_band + own_lane] = 0;
+
+  if (!task.direct) __syncwarp();
+  if (task.direct && (flags & 2) == 0) {
+    std::uint8_t* const bytes = reinterpret_cast<std::uint8_t*>(codes_of_band);
+    for (int i = elements * task.bits / 8 + own_lane; i < 4 * words_of_band; i += task.lanes)
+      bytes[i] = 0;
+  } else {
+    for (int i = own_lane; i < words_of_band; i += task.lanes)
+      codes_of_band[i] = task.direct ? 0 : words[i];
+  }
+  if (band_index == task.bands - 1 &&
+      codes_of_band + words_of_band + own_lane < task.codes + task.code_room)
+    codes_of_band[words_of_band + own_lane] = 0;
 }
 
 // What a strip decodes to off the fast path. Out of line, to keep it out of the kernel's way.
@@ -270,10 +313,10 @@ __device__ __noinline__ void put_unusual(T* to, const PoolTask& task, int elemen
 
 // Mapping    as packing; a lane reads the codes of its strips
 // Launch     as packing
-// Alignment  as packing: 16-byte stores from registers, or by way of shared memory, or by element
+// Alignment  as packing
 // Bytes      averages, headers and codes once, destination once
-template <int kRoom, bool kStaged, bool kResidual>
-__global__ void __launch_bounds__(kThreads, 6)
+template <int kRoom, Walk kWalk, bool kResidual>
+__global__ void __launch_bounds__(kThreads, resident_blocks(kRoom, kResidual))
     unpack_pool_kernel(const __grid_constant__ PoolTask task) {
   constexpr int kOwn = core::strips_for(kRoom) / 32;
   constexpr int kPiece = kRoom < 8 ? kRoom : 8;
@@ -287,6 +330,9 @@ __global__ void __launch_bounds__(kThreads, 6)
       static_cast<int>(min(first_band + lane / task.lanes, static_cast<std::int64_t>(task.bands)));
   const BandPlace band = place_band(task, band_index);
   const bool there = band_index < task.bands;
+  const std::int64_t end = there ? place_band(task, band_index + 1).before : band.before;
+  Strip strips[kOwn];
+  place_strips<kWalk, kRoom>(task, band, static_cast<int>(end - band.before), own_lane, strips);
 
   std::uint32_t header = 0;
   const std::uint32_t* words = nullptr;
@@ -298,73 +344,79 @@ __global__ void __launch_bounds__(kThreads, 6)
   const core::Grid grid = core::grid_in(header, task.levels);
   const std::uint32_t mask = (1u << task.bits) - 1u;
 
-  with_type(task.type, [&](auto element) {
-    using T = decltype(element);
-    std::int64_t tile_begin = 0, tile_end = 0;
-    if constexpr (kStaged) {
-      tile_begin = __shfl_sync(kAllLanes, band.before, 0);
-      const std::int64_t end = there ? place_band(task, band_index + 1).before : band.before;
-      tile_end = __shfl_sync(kAllLanes, end, 31);
-    }
-    char* const room = reinterpret_cast<char*>(shared) + warp * task.warp_bytes;
-    const Stage stage(task, room, sizeof(T), tile_begin, tile_end);
-    T* const destination =
-        kStaged ? reinterpret_cast<T*>(stage.shared) : static_cast<T*>(task.elements);
+  // What the strips hold: codes, and what they start from.
+  std::uint64_t codes[kOwn][kRoom / kPiece];
+  float averages[kOwn];
 #pragma unroll
-    for (int s = 0; s < kOwn; ++s) {
-      const Strip strip = place_strip(task, band, s * task.lanes + own_lane);
-      if (strip.elements == 0) continue;
-      T* const to = destination + (strip.first - tile_begin);
-      const int g = task.group == 1 ? 0 : task.by_run.divide(strip.place);
-      const float average = core::bfloat_to_float(
-          task.averages[block_index(task, band, g, strip.place - g * task.run)]);
-      const float base = kResidual ? core::block_base(average, grid.base) : average;
-      const bool plain = (!kResidual || form == core::BandForm::kGrid) &&
-                         core::is_moderate_block(base, grid.step, task.levels);
+  for (int s = 0; s < kOwn; ++s) {
+    averages[s] = 0.0f;
+    const int g = task.group == 1 ? 0 : task.by_run.divide(strips[s].place);
+    if (strips[s].elements != 0)
+      averages[s] = core::bfloat_to_float(
+          task.averages[block_index(task, band, g, strips[s].place - g * task.run)]);
 #pragma unroll
-      for (int first = 0; first < kRoom; first += kPiece) {
-        const int elements = min(kPiece, strip.elements - first);
-        if (elements <= 0) break;
-        std::uint64_t codes = 0;
-        if constexpr (kResidual)
-          codes = get_codes(words, (strip.position + first) * task.bits, elements * task.bits);
-        T* const piece = to + static_cast<std::int64_t>(first) * task.inner;
-        if (!plain) {
-          put_unusual(piece, task, elements, codes, form, average, grid);
-          continue;
-        }
-        [[maybe_unused]] const std::uint32_t quads[2] = {
-            static_cast<std::uint32_t>(codes), static_cast<std::uint32_t>(codes >> 4 * task.bits)};
-        StripVector<T, kPiece> values;
-#pragma unroll
-        for (int j = 0; j < kPiece; ++j) {
-          float value = base;
-          if constexpr (kResidual) {
-            // Under the bits of 2^23 a code is a number without a conversion.
-            const std::uint32_t code = quads[j / 4] >> (j % 4) * task.bits & mask;
-            const float number = __uint_as_float(code | 0x4b00'0000u) - 8388608.0f;
-            value = core::fused(number, grid.step, base);
-          }
-          put_number(value, values.items[j]);
-        }
-        if (!kStaged && task.vectors) {
-          using Unit = typename StripVector<T, kPiece>::Unit;
-#pragma unroll
-          for (int i = 0; i < values.kUnits; ++i)
-            __stcs(reinterpret_cast<Unit*>(piece) + i, values.units[i]);
-        } else {
-#pragma unroll
-          for (int j = 0; j < kPiece; ++j)
-            if (j < elements) piece[static_cast<std::int64_t>(j) * task.inner] = values.items[j];
-        }
+    for (int first = 0; first < kRoom; first += kPiece) {
+      std::uint64_t& piece = codes[s][first / kPiece];
+      piece = 0;
+      if constexpr (kResidual) {
+        const int left = min(kPiece, strips[s].elements - first);
+        const int at = (strips[s].position + first) * task.bits;
+        if (left > 0)
+          piece = task.direct
+                      ? load_codes<kPiece>(reinterpret_cast<const std::uint8_t*>(words) + at / 8,
+                                           task.bits)
+                      : get_codes(words, at, left * task.bits);
       }
     }
-    if constexpr (kStaged) stage_out<T>(stage);
+  }
+
+  with_type(task.type, [&](auto element) {
+    using T = decltype(element);
+    const std::int64_t origin = kWalk == Walk::kStaged ? __shfl_sync(kAllLanes, band.before, 0) : 0;
+    const std::int64_t tile_end = kWalk == Walk::kStaged ? __shfl_sync(kAllLanes, end, 31) : 0;
+    const Stage stage(task, reinterpret_cast<char*>(shared) + warp * task.warp_bytes, sizeof(T),
+                      origin, tile_end);
+    T* const destination = kWalk == Walk::kStaged ? reinterpret_cast<T*>(stage.shared)
+                                                  : static_cast<T*>(task.elements);
+    T values[kOwn][kRoom];
+    bool plain = true;  // all of them
+#pragma unroll
+    for (int s = 0; s < kOwn; ++s) {
+      const float base = kResidual ? core::block_base(averages[s], grid.base) : averages[s];
+      plain = plain && (!kResidual || form == core::BandForm::kGrid) &&
+              core::is_moderate_block(base, grid.step, task.levels);
+#pragma unroll
+      for (int j = 0; j < kRoom; ++j) {
+        float value = base;
+        if constexpr (kResidual) {
+          // Under the bits of 2^23 a code is a number without a conversion.
+          const std::uint64_t piece = codes[s][j / kPiece];
+          const auto quad =
+              static_cast<std::uint32_t>(j % kPiece < 4 ? piece : piece >> 4 * task.bits);
+          const std::uint32_t code = quad >> (j % 4) * task.bits & mask;
+          value = core::fused(__uint_as_float(code | 0x4b00'0000u) - 8388608.0f, grid.step, base);
+        }
+        put_number(value, values[s][j]);
+      }
+    }
+    if (plain) {
+      store_strips<kWalk>(values, task, strips, origin, destination);
+    } else {
+#pragma unroll
+      for (int s = 0; s < kOwn; ++s)
+#pragma unroll
+        for (int first = 0; first < kRoom; first += kPiece)
+          put_unusual(destination + (strips[s].first - origin) +
+                          static_cast<std::int64_t>(first) * task.inner,
+                      task, min(kPiece, strips[s].elements - first), codes[s][first / kPiece], form,
+                      averages[s], grid);
+    }
+    if constexpr (kWalk == Walk::kStaged) stage_out<T>(stage);
   });
 }
 
 Status make_task(const core::PoolShape& shape, ElementType type, const void* elements,
-                 void* payload, PoolTask* task, bool* staged) {
+                 void* payload, PoolTask* task, Walk* walk) {
   constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max() - 1'024;
   const std::int64_t line = shape.width * shape.inner;
   const std::int64_t rows = shape.outer * shape.depth * shape.height;
@@ -394,8 +446,6 @@ Status make_task(const core::PoolShape& shape, ElementType type, const void* ele
   t.by_deep = Divider(shape.deep), t.by_cuts = Divider(shape.cuts);
   t.lanes = 32 / bands;
   t.whole = shape.width % shape.block == 0 && shape.block == shape.room;
-  t.vectors = t.whole && shape.inner == 1 && static_cast<std::size_t>(line) * size % 16 == 0 &&
-              is_aligned(elements, 16);
   t.type = type;
   t.levels = core::levels_for(shape.bits, false, false);
   t.elements = const_cast<void*>(elements);
@@ -406,34 +456,55 @@ Status make_task(const core::PoolShape& shape, ElementType type, const void* ele
   t.header_room = static_cast<std::int64_t>((shape.code_offset() - shape.header_offset()) / 4);
   t.code_room = static_cast<std::int64_t>((shape.bytes() - shape.code_offset()) / 4);
 
+  const int piece_bits = (shape.room < 8 ? 4 : 8) * shape.bits;
+  t.direct = t.whole && piece_bits % 8 == 0 && piece_bits != 24;
+
   // Elements of a warp's bands lie together if they are whole rows of one plane after the other.
+  const bool together = shape.inner == 1 && shape.depth == 1 && shape.cuts == 1;
+  const bool aligned = is_aligned(elements, 16);
   const auto stage = static_cast<int>(static_cast<std::size_t>(bands * shape.slots) *
                                           static_cast<std::size_t>(shape.block) * size +
                                       32);
-  *staged = !t.vectors && shape.inner == 1 && shape.depth == 1 && shape.cuts == 1 &&
-            stage <= kMaxStage + 32;
-  t.band_words = shape.bits == 0 ? 0 : (shape.slots * shape.block * shape.bits + 31) / 32 + 1;
+  if (together && t.whole && aligned && static_cast<std::size_t>(line) * size % 16 == 0 &&
+      (shape.group == 1 || shape.height % shape.block == 0)) {
+    *walk = Walk::kJoined;
+  } else if (aligned && shape.inner > 1 && shape.inner % (strips / 32) == 0 &&
+             shape.run % (strips / 32) == 0) {
+    *walk = Walk::kChannels;
+  } else {
+    *walk = together && stage <= kMaxStage + 32 ? Walk::kStaged : Walk::kScattered;
+  }
+  t.band_words =
+      shape.bits == 0 || t.direct ? 0 : (shape.slots * shape.block * shape.bits + 31) / 32 + 1;
   t.stage_offset = 8 * strips + (bands * t.band_words * 4 + 15) / 16 * 16;
-  t.warp_bytes = (*staged ? stage : 0) / 16 * 16;
+  t.warp_bytes = (*walk == Walk::kStaged ? stage : 0) / 16 * 16;
   return {};
 }
 
 template <typename Launch>
-Status launch(const PoolTask& task, bool staged, const Launch& kernel_for) {
+Status launch(const PoolTask& task, Walk walk, const Launch& kernel_for) {
   unsigned blocks = 0;
   const std::int64_t per_block = kWarps * (32 / task.lanes);
   if (const Status fits = blocks_for(task.bands, per_block, &blocks); !fits.ok()) return fits;
-  const auto by_residual = [&]<int kRoom, bool kStaged>() {
-    if (task.bits != 0) return kernel_for.template operator()<kRoom, kStaged, true>(blocks);
-    return kernel_for.template operator()<kRoom, kStaged, false>(blocks);
+  const auto by_residual = [&]<int kRoom, Walk kWalk>() {
+    if (task.bits != 0) return kernel_for.template operator()<kRoom, kWalk, true>(blocks);
+    return kernel_for.template operator()<kRoom, kWalk, false>(blocks);
   };
-  const auto by_stage = [&]<int kRoom>() {
-    if (staged) return by_residual.template operator()<kRoom, true>();
-    return by_residual.template operator()<kRoom, false>();
+  const auto by_walk = [&]<int kRoom>() {
+    switch (walk) {
+      case Walk::kJoined:
+        return by_residual.template operator()<kRoom, Walk::kJoined>();
+      case Walk::kChannels:
+        return by_residual.template operator()<kRoom, Walk::kChannels>();
+      case Walk::kStaged:
+        return by_residual.template operator()<kRoom, Walk::kStaged>();
+      case Walk::kScattered:
+        return by_residual.template operator()<kRoom, Walk::kScattered>();
+    }
   };
-  if (task.room == 4) by_stage.template operator()<4>();
-  if (task.room == 8) by_stage.template operator()<8>();
-  if (task.room == 16) by_stage.template operator()<16>();
+  if (task.room == 4) by_walk.template operator()<4>();
+  if (task.room == 8) by_walk.template operator()<8>();
+  if (task.room == 16) by_walk.template operator()<16>();
   return check_launch("pool kernel");
 }
 
@@ -443,14 +514,13 @@ Status pack_pool(const core::PoolShape& shape, ElementType type, const void* sou
                  core::MixedKey key, void* payload, void* stream) {
   if (shape.bands == 0) return {};
   PoolTask task;
-  bool staged = false;
-  if (Status made = make_task(shape, type, source, payload, &task, &staged); !made.ok())
-    return made;
+  Walk walk{};
+  if (Status made = make_task(shape, type, source, payload, &task, &walk); !made.ok()) return made;
   task.key = key;
   task.warp_bytes += task.stage_offset;
   const auto queue = static_cast<cudaStream_t>(stream);
-  return launch(task, staged, [&]<int kRoom, bool kStaged, bool kResidual>(unsigned blocks) {
-    pack_pool_kernel<kRoom, kStaged, kResidual>
+  return launch(task, walk, [&]<int kRoom, Walk kWalk, bool kResidual>(unsigned blocks) {
+    pack_pool_kernel<kRoom, kWalk, kResidual>
         <<<blocks, kThreads, static_cast<std::size_t>(kWarps * task.warp_bytes), queue>>>(task);
   });
 }
@@ -459,13 +529,13 @@ Status unpack_pool(const core::PoolShape& shape, ElementType type, const void* p
                    void* destination, void* stream) {
   if (shape.bands == 0) return {};
   PoolTask task;
-  bool staged = false;
-  if (Status made = make_task(shape, type, destination, const_cast<void*>(payload), &task, &staged);
+  Walk walk{};
+  if (Status made = make_task(shape, type, destination, const_cast<void*>(payload), &task, &walk);
       !made.ok())
     return made;
   const auto queue = static_cast<cudaStream_t>(stream);
-  return launch(task, staged, [&]<int kRoom, bool kStaged, bool kResidual>(unsigned blocks) {
-    unpack_pool_kernel<kRoom, kStaged, kResidual>
+  return launch(task, walk, [&]<int kRoom, Walk kWalk, bool kResidual>(unsigned blocks) {
+    unpack_pool_kernel<kRoom, kWalk, kResidual>
         <<<blocks, kThreads, static_cast<std::size_t>(kWarps * task.warp_bytes), queue>>>(task);
   });
 }

@@ -2,8 +2,8 @@
 //
 // How bands of a pooled tensor lie over the lanes of a warp, and how their elements get there.
 //
-// A warp takes 1, 2, 4, ... neighbouring bands, with as many lanes each; lane l of a band holds its
-// strips l, l + lanes, ... All numbers but offsets of elements fit 31 bits (make_task() checks).
+// A warp takes 1, 2, 4, ... neighbouring bands, with as many lanes each. All numbers but offsets of
+// elements fit 31 bits (make_task() checks).
 
 #ifndef BACKFOLD_CUDA_POOL_TILE_CUH_
 #define BACKFOLD_CUDA_POOL_TILE_CUH_
@@ -20,6 +20,14 @@
 namespace backfold::cuda {
 
 inline constexpr unsigned kAllLanes = 0xffff'ffffu;
+
+// How strips are dealt to the lanes of a band, and how their elements are reached.
+enum class Walk {
+  kJoined,    // strips are whole and neighbours in memory: lane l has l, l + lanes, ..., in vectors
+  kChannels,  // channels lie together: lane l has as many neighbours as it holds, in vectors
+  kStaged,    // a tile lies together: as kJoined, by way of shared memory
+  kScattered  // as kJoined, by element
+};
 
 // Division of numbers below 2^31 by one that is known beforehand.
 struct Divider {
@@ -48,7 +56,7 @@ struct PoolTask {
   int warp_bytes;    // of shared memory
   int stage_offset;  // in them: where elements are staged
   bool whole;        // every strip has `room` elements
-  bool vectors;      // and may be moved in 16 bytes
+  bool direct;       // and codes of up to eight of them make 1, 2, 4 or 8 bytes
   ElementType type;
   core::Levels levels;
   core::MixedKey key;
@@ -161,6 +169,44 @@ __device__ inline Strip place_strip(const PoolTask& task, const BandPlace& band,
   return strip;
 }
 
+// The number in its band of a lane's strip s.
+template <Walk kWalk, int kOwn>
+__device__ inline int strip_index(const PoolTask& task, int own_lane, int s) {
+  return kWalk == Walk::kChannels ? own_lane * kOwn + s : s * task.lanes + own_lane;
+}
+
+// All strips of a lane. `elements` is those of the band.
+template <Walk kWalk, int kRoom, int kOwn>
+__device__ inline void place_strips(const PoolTask& task, const BandPlace& band, int elements,
+                                    int own_lane, Strip (&strips)[kOwn]) {
+  if constexpr (kWalk == Walk::kJoined) {
+#pragma unroll
+    for (int s = 0; s < kOwn; ++s) {
+      const int index = strip_index<kWalk, kOwn>(task, own_lane, s);
+      const int line = task.by_run.divide(index), k = index - line * task.run;
+      const int g = task.group == 1 ? 0 : task.by_rows.divide(line);
+      const bool there = index * kRoom < elements;
+      strips[s] = {band.before + index * kRoom, there ? kRoom : 0, index * kRoom, g * task.run + k,
+                   0};
+      if (there && line == g * task.rows)
+        strips[s].in_block = (task.group == 1 ? task.by_run.divide(elements) : task.rows * kRoom);
+    }
+  } else if constexpr (kWalk == Walk::kChannels) {
+    strips[0] = place_strip(task, band, own_lane * kOwn);
+#pragma unroll
+    for (int s = 1; s < kOwn; ++s) {
+      strips[s] = strips[0];
+      strips[s].first += s;
+      strips[s].position += s * strips[0].elements;
+      strips[s].place += s;
+    }
+  } else {
+#pragma unroll
+    for (int s = 0; s < kOwn; ++s)
+      strips[s] = place_strip(task, band, strip_index<kWalk, kOwn>(task, own_lane, s));
+  }
+}
+
 // A block of the tensor, by its place in a band.
 __device__ inline std::int64_t block_index(const PoolTask& task, const BandPlace& band, int g,
                                            int k) {
@@ -197,33 +243,95 @@ __device__ inline void put_number(float value, Half& element) {
   element.bits = static_cast<std::uint16_t>(join_numbers(value, value, Half{}));
 }
 
-// A strip moved in one or several instructions.
-template <typename T, int kRoom>
-union StripVector {
-  using Unit = std::conditional_t<sizeof(T) * kRoom == 8, uint2, uint4>;
-  static constexpr int kUnits = static_cast<int>(sizeof(T) * kRoom / sizeof(Unit));
+// Neighbouring elements moved in one or several instructions.
+template <typename T, int kCount>
+union Neighbours {
+  using Unit = std::conditional_t<sizeof(T) * kCount == 8, uint2, uint4>;
+  static constexpr int kUnits = static_cast<int>(sizeof(T) * kCount / sizeof(Unit));
   Unit units[kUnits];
-  T items[kRoom];
+  T items[kCount];
+
+  __device__ void load(const T* from) {
+#pragma unroll
+    for (int i = 0; i < kUnits; ++i) units[i] = reinterpret_cast<const Unit*>(from)[i];
+  }
+  __device__ void store(T* to) const {
+#pragma unroll
+    for (int i = 0; i < kUnits; ++i) __stcs(reinterpret_cast<Unit*>(to) + i, units[i]);
+  }
 };
 
-template <int kRoom, typename T>
-__device__ inline void load_strip(const T* from, const PoolTask& task, int elements,
-                                  float (&x)[kRoom]) {
+// The elements of a lane's strips; `from` is where an offset of 0 is.
+template <Walk kWalk, int kRoom, int kOwn, typename T>
+__device__ inline void load_strips(const T* from, const PoolTask& task, const Strip (&strips)[kOwn],
+                                   std::int64_t origin, float (&x)[kOwn][kRoom]) {
+  if constexpr (kWalk == Walk::kJoined) {
 #pragma unroll
-  for (int j = 0; j < kRoom; ++j)
-    x[j] = j < elements ? number_of(from[static_cast<std::int64_t>(j) * task.inner]) : 0.0f;
+    for (int s = 0; s < kOwn; ++s) {
+      Neighbours<T, kRoom> strip = {};
+      if (strips[s].elements != 0) strip.load(from + strips[s].first);
+#pragma unroll
+      for (int j = 0; j < kRoom; ++j) x[s][j] = number_of(strip.items[j]);
+    }
+  } else if constexpr (kWalk == Walk::kChannels) {
+    const T* own = from + strips[0].first;
+    Neighbours<T, kOwn> positions[kRoom] = {};
+#pragma unroll
+    for (int j = 0; j < kRoom; ++j) {
+      if (j < strips[0].elements) positions[j].load(own);
+      own += task.inner;
+    }
+#pragma unroll
+    for (int j = 0; j < kRoom; ++j) {
+#pragma unroll
+      for (int s = 0; s < kOwn; ++s) x[s][j] = number_of(positions[j].items[s]);
+    }
+  } else {
+#pragma unroll
+    for (int s = 0; s < kOwn; ++s) {
+      const T* own = from + (strips[s].first - origin);
+#pragma unroll
+      for (int j = 0; j < kRoom; ++j) {
+        x[s][j] = j < strips[s].elements ? number_of(*own) : 0.0f;
+        own += kWalk == Walk::kStaged ? 1 : task.inner;
+      }
+    }
+  }
 }
 
-template <int kRoom, typename T>
-__device__ inline void load_strip_vector(const T* from, int elements, float (&x)[kRoom]) {
-  StripVector<T, kRoom> strip = {};
-  if (elements != 0) {
+// The inverse of load_strips(), for whole strips of kJoined and any of the others.
+template <Walk kWalk, int kRoom, int kOwn, typename T>
+__device__ inline void store_strips(const T (&values)[kOwn][kRoom], const PoolTask& task,
+                                    const Strip (&strips)[kOwn], std::int64_t origin, T* to) {
+  if constexpr (kWalk == Walk::kJoined) {
 #pragma unroll
-    for (int i = 0; i < strip.kUnits; ++i)
-      strip.units[i] = reinterpret_cast<const typename StripVector<T, kRoom>::Unit*>(from)[i];
+    for (int s = 0; s < kOwn; ++s) {
+      Neighbours<T, kRoom> strip;
+#pragma unroll
+      for (int j = 0; j < kRoom; ++j) strip.items[j] = values[s][j];
+      if (strips[s].elements != 0) strip.store(to + strips[s].first);
+    }
+  } else if constexpr (kWalk == Walk::kChannels) {
+    T* own = to + strips[0].first;
+#pragma unroll
+    for (int j = 0; j < kRoom; ++j) {
+      Neighbours<T, kOwn> position;
+#pragma unroll
+      for (int s = 0; s < kOwn; ++s) position.items[s] = values[s][j];
+      if (j < strips[0].elements) position.store(own);
+      own += task.inner;
+    }
+  } else {
+#pragma unroll
+    for (int s = 0; s < kOwn; ++s) {
+      T* own = to + (strips[s].first - origin);
+#pragma unroll
+      for (int j = 0; j < kRoom; ++j) {
+        if (j < strips[s].elements) *own = values[s][j];
+        own += kWalk == Walk::kStaged ? 1 : task.inner;
+      }
+    }
   }
-#pragma unroll
-  for (int j = 0; j < kRoom; ++j) x[j] = number_of(strip.items[j]);
 }
 
 // Elements begin to end of the tensor, to or from shared memory at the same place within 16 bytes.
