@@ -105,8 +105,8 @@ __global__ void __launch_bounds__(kThreads, resident_blocks(kRoom, kResidual))
   constexpr int kStrips = core::strips_for(kRoom), kOwn = kStrips / 32;
   extern __shared__ uint4 shared[];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const int bands_of_warp = 32 / task.lanes;
-  const int own_band = lane / task.lanes, own_lane = lane % task.lanes;
+  const int bands_of_warp = 32 >> task.lanes_log;
+  const int own_band = lane >> task.lanes_log, own_lane = lane & (task.lanes - 1);
   char* const room = reinterpret_cast<char*>(shared) + warp * task.warp_bytes;
   float* const sums = reinterpret_cast<float*>(room);
   float* const averages = sums + kStrips;
@@ -117,9 +117,9 @@ __global__ void __launch_bounds__(kThreads, resident_blocks(kRoom, kResidual))
   if (first_band >= task.bands) return;
   const int band_index =
       static_cast<int>(min(first_band + own_band, static_cast<std::int64_t>(task.bands)));
-  const BandPlace band = place_band(task, band_index);
+  const BandPlace band = place_band<kWalk>(task, band_index);
   const bool there = band_index < task.bands;
-  const std::int64_t end = there ? place_band(task, band_index + 1).before : band.before;
+  const std::int64_t end = there ? place_band<kWalk>(task, band_index + 1).before : band.before;
   const auto elements = static_cast<int>(end - band.before);
 
   Strip strips[kOwn];
@@ -322,15 +322,15 @@ __global__ void __launch_bounds__(kThreads, resident_blocks(kRoom, kResidual))
   constexpr int kPiece = kRoom < 8 ? kRoom : 8;
   extern __shared__ uint4 shared[];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const int own_lane = lane % task.lanes;
+  const int own_lane = lane & (task.lanes - 1);
   const int tile = static_cast<int>(blockIdx.x) * kWarps + warp;
-  const std::int64_t first_band = static_cast<std::int64_t>(tile) * (32 / task.lanes);
+  const std::int64_t first_band = static_cast<std::int64_t>(tile) * (32 >> task.lanes_log);
   if (first_band >= task.bands) return;
-  const int band_index =
-      static_cast<int>(min(first_band + lane / task.lanes, static_cast<std::int64_t>(task.bands)));
-  const BandPlace band = place_band(task, band_index);
+  const int band_index = static_cast<int>(
+      min(first_band + (lane >> task.lanes_log), static_cast<std::int64_t>(task.bands)));
+  const BandPlace band = place_band<kWalk>(task, band_index);
   const bool there = band_index < task.bands;
-  const std::int64_t end = there ? place_band(task, band_index + 1).before : band.before;
+  const std::int64_t end = there ? place_band<kWalk>(task, band_index + 1).before : band.before;
   Strip strips[kOwn];
   place_strips<kWalk, kRoom>(task, band, static_cast<int>(end - band.before), own_lane, strips);
 
@@ -429,8 +429,7 @@ Status make_task(const core::PoolShape& shape, ElementType type, const void* ele
   char* const bytes = static_cast<char*>(payload);
   const std::size_t size = size_of(type);
   const int strips = core::strips_for(shape.room);
-  int bands = 1;  // of a warp
-  while (bands < 32 && 2 * bands * shape.slots <= strips) bands *= 2;
+  const int bands = 2 * shape.slots <= strips ? 2 : 1;  // of a warp
 
   PoolTask& t = *task;
   t.block = shape.block, t.bits = shape.bits, t.room = shape.room, t.tall = shape.tall;
@@ -444,7 +443,7 @@ Status make_task(const core::PoolShape& shape, ElementType type, const void* ele
   t.by_run = Divider(shape.run), t.by_rows = Divider(shape.rows), t.by_tall = Divider(shape.tall);
   t.by_inner = Divider(shape.inner), t.by_high = Divider(shape.high);
   t.by_deep = Divider(shape.deep), t.by_cuts = Divider(shape.cuts);
-  t.lanes = 32 / bands;
+  t.lanes = 32 / bands, t.lanes_log = bands == 1 ? 5 : 4;
   t.whole = shape.width % shape.block == 0 && shape.block == shape.room;
   t.type = type;
   t.levels = core::levels_for(shape.bits, false, false);

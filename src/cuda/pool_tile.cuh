@@ -2,8 +2,8 @@
 //
 // How bands of a pooled tensor lie over the lanes of a warp, and how their elements get there.
 //
-// A warp takes 1, 2, 4, ... neighbouring bands, with as many lanes each. All numbers but offsets of
-// elements fit 31 bits (make_task() checks).
+// A warp takes two neighbouring bands, with 16 lanes each, or a larger one. All numbers but offsets
+// of elements fit 31 bits (make_task() checks).
 
 #ifndef BACKFOLD_CUDA_POOL_TILE_CUH_
 #define BACKFOLD_CUDA_POOL_TILE_CUH_
@@ -41,7 +41,9 @@ struct Divider {
     multiplier = static_cast<std::uint32_t>((power + by - 1) / by);
   }
   __device__ int divide(int number) const {
-    return static_cast<int>(static_cast<std::uint64_t>(number) * multiplier >> shift);
+    // Without the cast to 32 bits it would be a product of 64.
+    return static_cast<int>(
+        static_cast<std::uint64_t>(static_cast<std::uint32_t>(number)) * multiplier >> shift);
   }
 };
 
@@ -51,7 +53,8 @@ struct PoolTask {
   int high, deep, cuts, columns;
   int block_rows, tensor_rows, bands;
   Divider by_run, by_rows, by_tall, by_inner, by_high, by_deep, by_cuts;
-  int lanes;         // of a band
+  int lanes;         // of a band: 16 or 32
+  int lanes_log;     // its logarithm
   int band_words;    // of shared memory for its codes
   int warp_bytes;    // of shared memory
   int stage_offset;  // in them: where elements are staged
@@ -76,17 +79,23 @@ struct BandPlace {
   std::int64_t before;          // elements before the band
 };
 
+// Whether bands are whole rows of a tensor without depth.
+__device__ constexpr bool is_flat(Walk walk) {
+  return walk == Walk::kJoined || walk == Walk::kStaged;
+}
+
 struct RowPlace {
   int before;         // rows of the tensor in the block rows before
   int first;          // its first row
   int depth, height;  // rows that it has
 };
 
+template <Walk kWalk>
 __device__ inline RowPlace place_row(const PoolTask& task, int index) {
   const int above = task.by_high.divide(index);
   const int height_at = (index - above * task.high) * task.block;
   const int height = min(task.block, task.height - height_at);
-  if (task.depth == 1) {
+  if (is_flat(kWalk) || task.depth == 1) {
     const int first = above * task.height + height_at;
     return {first, first, 1, height};
   }
@@ -101,23 +110,26 @@ struct ColumnPlace {
   int first, before, width;
 };
 
+template <Walk kWalk>
 __device__ inline ColumnPlace place_column(const PoolTask& task, int index) {
-  const int wide = task.inner == 1 ? index : task.by_inner.divide(index);
+  const int wide = is_flat(kWalk) || task.inner == 1 ? index : task.by_inner.divide(index);
   const int at = wide * task.block, channel = index - wide * task.inner;
   const int width = min(task.block, task.width - at);
   return {at * task.inner + channel, at * task.inner + channel * width, width};
 }
 
+template <Walk kWalk>
 __device__ inline BandPlace place_band(const PoolTask& task, int index) {
   BandPlace band;
   band.index = index;
-  if (task.cuts == 1) {
+  if (is_flat(kWalk) || task.cuts == 1) {
     band.first_row = index * task.group;
     band.first_column = 0;
     band.run_begin = 0;
     band.run_length = task.line;
-    band.rows_before = band.first_row < task.block_rows ? place_row(task, band.first_row).before
-                                                        : task.tensor_rows;
+    band.rows_before = band.first_row < task.block_rows
+                           ? place_row<kWalk>(task, band.first_row).before
+                           : task.tensor_rows;
     band.before = static_cast<std::int64_t>(band.rows_before) * task.line;
     return band;
   }
@@ -127,12 +139,12 @@ __device__ inline BandPlace place_band(const PoolTask& task, int index) {
     band.before = static_cast<std::int64_t>(task.tensor_rows) * task.line;
     return band;
   }
-  const RowPlace row = place_row(task, band.first_row);
+  const RowPlace row = place_row<kWalk>(task, band.first_row);
   const int end = band.first_column + task.run;
   band.rows_before = row.before;
-  band.run_begin = place_column(task, band.first_column).before;
+  band.run_begin = place_column<kWalk>(task, band.first_column).before;
   band.run_length =
-      (end < task.columns ? place_column(task, end).before : task.line) - band.run_begin;
+      (end < task.columns ? place_column<kWalk>(task, end).before : task.line) - band.run_begin;
   band.before = static_cast<std::int64_t>(row.before) * task.line +
                 static_cast<std::int64_t>(row.depth * row.height) * band.run_begin;
   return band;
@@ -147,6 +159,7 @@ struct Strip {
   int in_block;  // elements of its block, if it is the block's first strip
 };
 
+template <Walk kWalk>
 __device__ inline Strip place_strip(const PoolTask& task, const BandPlace& band, int index) {
   Strip strip{0, 0, 0, 0, 0};
   const int line = task.by_run.divide(index), k = index - line * task.run;
@@ -155,10 +168,11 @@ __device__ inline Strip place_strip(const PoolTask& task, const BandPlace& band,
   if (index >= task.slots || band.index >= task.bands || row_index >= task.block_rows ||
       column_index >= task.columns)
     return strip;
-  const int d = task.depth == 1 ? 0 : task.by_tall.divide(r), h = r - d * task.tall;
-  const RowPlace row = place_row(task, row_index);
+  const int d = is_flat(kWalk) || task.depth == 1 ? 0 : task.by_tall.divide(r),
+            h = r - d * task.tall;
+  const RowPlace row = place_row<kWalk>(task, row_index);
   if (d >= row.depth || h >= row.height) return strip;
-  const ColumnPlace column = place_column(task, column_index);
+  const ColumnPlace column = place_column<kWalk>(task, column_index);
   strip.first =
       static_cast<std::int64_t>(row.first + d * task.height + h) * task.line + column.first;
   strip.elements = column.width;
@@ -192,7 +206,7 @@ __device__ inline void place_strips(const PoolTask& task, const BandPlace& band,
         strips[s].in_block = (task.group == 1 ? task.by_run.divide(elements) : task.rows * kRoom);
     }
   } else if constexpr (kWalk == Walk::kChannels) {
-    strips[0] = place_strip(task, band, own_lane * kOwn);
+    strips[0] = place_strip<kWalk>(task, band, own_lane * kOwn);
 #pragma unroll
     for (int s = 1; s < kOwn; ++s) {
       strips[s] = strips[0];
@@ -203,7 +217,7 @@ __device__ inline void place_strips(const PoolTask& task, const BandPlace& band,
   } else {
 #pragma unroll
     for (int s = 0; s < kOwn; ++s)
-      strips[s] = place_strip(task, band, strip_index<kWalk, kOwn>(task, own_lane, s));
+      strips[s] = place_strip<kWalk>(task, band, strip_index<kWalk, kOwn>(task, own_lane, s));
   }
 }
 
@@ -257,7 +271,15 @@ union Neighbours {
   }
   __device__ void store(T* to) const {
 #pragma unroll
-    for (int i = 0; i < kUnits; ++i) __stcs(reinterpret_cast<Unit*>(to) + i, units[i]);
+    for (int i = 0; i < kUnits; ++i) {
+      // Where there are several, each instruction writes halves of sectors: those are left to the
+      // cache to join.
+      if constexpr (kUnits == 1) {
+        __stcs(reinterpret_cast<Unit*>(to) + i, units[i]);
+      } else {
+        reinterpret_cast<Unit*>(to)[i] = units[i];
+      }
+    }
   }
 };
 
