@@ -25,6 +25,7 @@
 
 #include "backfold/group.h"
 #include "backfold/narrow.h"
+#include "backfold/pool.h"
 #include "backfold/predicate.h"
 #include "backfold/ranged.h"
 #include "backfold/samples.h"
@@ -173,6 +174,8 @@ template <typename Format>
 std::int64_t count_of(const Format& format) {
   if constexpr (requires { format.count; })
     return format.count;
+  else if constexpr (requires { count(format); })
+    return count(format);
   else if constexpr (requires { format.per_sample; })
     return format.samples * format.per_sample;
   else
@@ -223,6 +226,25 @@ void add_group(ElementType type, const std::string& layout_name, Layout layout, 
       "group/" + layout_name + "/" + std::to_string(bits) + "/" + name_of(type), format,
       [=] { fill_floats(type, zero_exact); },
       [](const backfold::GroupFormat& shape, const Execution& execution) {
+        return pack(shape, arena().source.get(), {1, 2},
+                    {arena().payload.get(), packed_bytes(shape)}, execution);
+      });
+}
+
+// As many maps of 56 x 56 as there are elements for; `inner` channels lie together.
+void add_pool(ElementType type, int block, int bits, std::int64_t inner) {
+  backfold::PoolFormat format;
+  format.type = type;
+  format.block = block;
+  format.bits = bits;
+  format.height = format.width = 56;
+  format.inner = inner;
+  format.outer = elements / (56 * 56 * inner);
+  add_codec(
+      "pool/" + std::to_string(block) + (inner == 1 ? "/" : " channels-last/") +
+          std::to_string(bits) + "/" + name_of(type),
+      format, [=] { fill_floats(type, false); },
+      [](const backfold::PoolFormat& shape, const Execution& execution) {
         return pack(shape, arena().source.get(), {1, 2},
                     {arena().payload.get(), packed_bytes(shape)}, execution);
       });
@@ -290,6 +312,11 @@ void add_all() {
     }
     for (const int bits : {2, 3, 4, 8}) add_group(type, "zero-exact", Layout::kFlat, bits, true);
     add_samples(type, 128);
+    for (const std::int64_t inner : {1, 64}) {
+      add_pool(type, 4, 0, inner);
+      add_pool(type, 8, 0, inner);
+      add_pool(type, 8, 2, inner);
+    }
     backfold::PredicateFormat predicate;
     predicate.type = type;
     predicate.count = elements;

@@ -23,6 +23,7 @@
 
 #include "backfold/group.h"
 #include "backfold/narrow.h"
+#include "backfold/pool.h"
 #include "backfold/predicate.h"
 #include "backfold/ranged.h"
 #include "backfold/samples.h"
@@ -131,6 +132,32 @@ struct Bench {
                              std::to_string(bits) + (bits == 1 ? " bit" : " bits");
     row(
         name, static_cast<std::size_t>(count) * size_of(type), packed,
+        [&] {
+          require(backfold::pack(format, source, {1, 2}, {payload, packed}, execution));
+        },
+        [&] {
+          require(backfold::unpack(format, {payload, packed}, result, execution));
+        });
+  }
+
+  // As many maps of side x side as there are elements for; `inner` channels lie together.
+  void pool(ElementType type, int block, int bits, std::int64_t side, std::int64_t inner) const {
+    backfold::PoolFormat format;
+    format.type = type;
+    format.block = block;
+    format.bits = bits;
+    format.outer = count / (side * side * inner);
+    format.height = format.width = side;
+    format.inner = inner;
+    const std::size_t packed = backfold::packed_bytes(format);
+    backfold::Execution execution;
+    execution.backend = backfold::Backend::kCuda;
+    const std::string map = std::to_string(side) + "x" + std::to_string(side);
+    row(
+        std::string(backfold::name_of(type)) + " pool " + std::to_string(block) + " " +
+            (inner == 1 ? map : map + "x" + std::to_string(inner)) +
+            (bits == 0 ? "" : " + " + std::to_string(bits) + (bits == 1 ? " bit" : " bits")),
+        static_cast<std::size_t>(backfold::count(format)) * size_of(type), packed,
         [&] {
           require(backfold::pack(format, source, {1, 2}, {payload, packed}, execution));
         },
@@ -278,6 +305,13 @@ int main(int arguments, char** argument) {
     bench.samples(type, 256, 65'535);
     bench.samples(type, 16'384, 1'024);
     bench.samples(type, 16'384, 100);
+    for (const std::int64_t side : {56, 14}) {
+      for (const std::int64_t inner : {1, 64}) {
+        bench.pool(type, 4, 0, side, inner);
+        bench.pool(type, 8, 0, side, inner);
+        bench.pool(type, 8, 2, side, inner);
+      }
+    }
 
     for (const int bits : {8, 4, 2}) {
       bench.ranged(type, "tensor", 1, bench.count, bits, ranges);

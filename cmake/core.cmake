@@ -19,6 +19,8 @@ add_library(backfold_core
   src/core/narrow.cpp
   src/core/planner.cpp
   src/core/planner_search.cpp
+  src/core/pool.cpp
+  src/core/pool_reference.cpp
   src/core/predicate.cpp
   src/core/ranged.cpp
   src/core/ranged_reference.cpp
@@ -31,6 +33,7 @@ add_library(backfold_core
   src/cpu/bits.cpp
   src/cpu/group.cpp
   src/cpu/narrow.cpp
+  src/cpu/pool.cpp
   src/cpu/ranged.cpp
   src/cpu/samples.cpp
   src/cpu/table.cpp
@@ -54,6 +57,7 @@ if(BACKFOLD_HAS_CUDA)
     src/cuda/group_rotated.cu
     src/cuda/group_strided.cu
     src/cuda/narrow.cu
+    src/cuda/pool.cu
     src/cuda/ranged.cu
     src/cuda/samples.cu
     src/cuda/table.cu

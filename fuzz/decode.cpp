@@ -26,6 +26,7 @@
 #include "backfold/group.h"
 #include "backfold/mask.h"
 #include "backfold/narrow.h"
+#include "backfold/pool.h"
 #include "backfold/predicate.h"
 #include "backfold/ranged.h"
 #include "backfold/samples.h"
@@ -57,6 +58,9 @@ class Input {
 
   bool flag() { return (any<std::uint8_t>() & 1) != 0; }
   std::int64_t count() { return wild_ ? any<std::int64_t>() : any<std::uint16_t>() % 1'024; }
+  std::int64_t size(int most) {
+    return wild_ ? any<std::int64_t>() : any<std::uint8_t>() % most + 1;
+  }
   void set_wild(bool wild) { wild_ = wild; }
   std::span<const std::uint8_t> rest() const { return left_; }
 
@@ -242,6 +246,20 @@ void decode_samples(Input& input) {
   // Counts that a format refuses may be anything, their product too.
   const std::int64_t count = validate(format).ok() ? format.samples * format.per_sample : 0;
   decode(format, count, size_of(format.type), input);
+void decode_pool(Input& input) {
+  constexpr int kBlocks[] = {2, 3, 4, 7, 8, 13, 16};
+  constexpr int kBits[] = {0, 1, 2, 3, 4, 8};
+  PoolFormat format;
+  format.type = input.one_of(kTypes);
+  format.block = input.one_of(kBlocks);
+  format.bits = input.one_of(kBits);
+  format.outer = input.size(4);
+  format.depth = input.flag() ? input.size(12) : 1;
+  format.height = input.flag() ? input.size(40) : 1;
+  format.width = input.size(200);
+  format.inner = input.flag() ? input.size(40) : 1;
+  const bool valid = validate(format).ok();
+  decode(format, valid ? count(format) : 0, size_of(format.type), input);
 }
 
 void decode_copy(Input& input) {
@@ -256,8 +274,8 @@ void decode_copy(Input& input) {
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   using namespace backfold;
   constexpr void (*kCodecs[])(Input&) = {decode_group,  decode_predicate, decode_mask,
-                                         decode_narrow, decode_ranged,    decode_table,
-                                         decode_samples, decode_copy};
+                                         decode_narrow, decode_ranged, decode_table,
+                                         decode_samples, decode_pool, decode_copy};
   Input input({data, size});
   input.set_wild(input.any<std::uint8_t>() % 4 == 3);
   kCodecs[input.any<std::uint8_t>() % std::size(kCodecs)](input);

@@ -83,6 +83,8 @@ std::size_t element_bytes(const Format& format) {
            size_of(format.type);
   else if constexpr (requires { format.per_sample; })
     return static_cast<std::size_t>(format.samples * format.per_sample) * size_of(format.type);
+  else if constexpr (requires { count(format); })
+    return static_cast<std::size_t>(count(format)) * size_of(format.type);
   else
     return static_cast<std::size_t>(format.count) * size_of(format.type);
 }

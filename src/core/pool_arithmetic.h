@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Every floating-point operation of pooling, once, for the reference and the CUDA kernels; the SIMD
+// kernels do the same in vectors. pool.h defines the bytes. Headers and codes are those of
+// arithmetic.h; order and rounding are part of the format, as there.
+
+#ifndef BACKFOLD_CORE_POOL_ARITHMETIC_H_
+#define BACKFOLD_CORE_POOL_ARITHMETIC_H_
+
+#include <cstdint>
+
+#include "core/arithmetic.h"
+#include "core/convert.h"
+#include "core/host_device.h"
+
+namespace backfold::core {
+
+// Sums of a block are kept at this scale: 256 strips of the largest numbers do not overflow.
+inline constexpr float kSumScale = 0x1p-9f;
+
+// Beyond this an element's band takes the full-range header: averages, residuals (twice as large)
+// and their sums stay below kHuge.
+inline constexpr float kPoolHuge = 0x1p124f;
+
+inline constexpr std::uint16_t kNanAverage = 0x7fc0u;
+inline constexpr std::uint32_t kNanBand = kExtended | kExponentMask;
+
+template <int kRoom>
+BACKFOLD_HD float tree_sum(const float (&x)[kRoom], float scale) {
+  float sum[kRoom / 2];
+  for (int j = 0; j < kRoom / 2; ++j) sum[j] = x[j] * scale + x[j + kRoom / 2] * scale;
+  for (int half = kRoom / 4; half > 0; half /= 2)
+    for (int j = 0; j < half; ++j) sum[j] = sum[j] + sum[j + half];
+  return sum[0];
+}
+
+// The scaled sum of a strip, missing elements being zeros. Finite exactly if every element is.
+template <int kRoom>
+BACKFOLD_HD float strip_sum(const float (&x)[kRoom]) {
+  const float sum = tree_sum<kRoom>(x, 1.0f);
+  return is_finite(sum) ? sum * kSumScale : tree_sum<kRoom>(x, kSumScale);
+}
+
+// What the scaled sum of a block of so many elements is multiplied with.
+BACKFOLD_HD float mean_factor(int elements) {
+#ifdef __CUDA_ARCH__
+  return __fdiv_rn(512.0f, static_cast<float>(elements));
+#else
+  return 512.0f / static_cast<float>(elements);
+#endif
+}
+
+// The average of a block, as bf16, from its scaled sum.
+BACKFOLD_HD std::uint16_t average_of(float sum, float factor) {
+  if (!is_finite(sum)) return kNanAverage;
+  const std::uint16_t bits = float_to_bfloat(sum * factor);
+  return static_cast<std::uint16_t>((bits & 0x7fffu) == 0x7f80u ? bits - 1 : bits);
+}
+
+// Code 0 of a block in a band: what its elements are drawn from and decoded to.
+BACKFOLD_HD float block_base(float average, float base) { return average + base; }
+
+// The code of an element and what rounding adds, from 1 to steps + 3/2. An element may lie below
+// its block's base by a rounding error, which draw() does not expect of its groups.
+BACKFOLD_HD float pool_raised(float value, float base, float inverse, float uniform,
+                              const Levels& levels) {
+  const float raised = fused(value - base, inverse, uniform);
+#ifdef __CUDA_ARCH__
+  return fminf(fmaxf(raised, 1.0f), levels.ceiling);  // of finite numbers the same, in half as many
+#else
+  const float floored = raised < 1.0f ? 1.0f : raised;
+  return floored < levels.ceiling ? floored : levels.ceiling;
+#endif
+}
+
+enum class BandForm { kGrid, kFullRange, kNan };
+
+// The header of a band whose elements are finite and span [low, high], their residuals
+// [low_residual, high_residual].
+BACKFOLD_HD Range band_range(float low, float high, float low_residual, float high_residual,
+                             const Levels& levels) {
+  if (low < -kPoolHuge || high > kPoolHuge) return {kExponentMask | kFullRange, 0.0f, 0.0f};
+  return round_outward(low_residual, high_residual, levels, kFinite);
+}
+
+BACKFOLD_HD BandForm form_of(std::uint32_t header, const Levels& levels) {
+  const bool extended = (header & kExtended) != 0;
+  if ((header & kExponentMask) == kExponentMask)
+    return !extended && (header & kFullRange) != 0 ? BandForm::kFullRange : BandForm::kNan;
+  if (extended && (header & 3u) != 0) return BandForm::kNan;
+  return is_moderate(grid_in(header, levels), levels) ? BandForm::kGrid : BandForm::kNan;
+}
+
+// Whether the values of a block stay far below the largest bf16 number, as all that pack() writes
+// in a grid do.
+BACKFOLD_HD bool is_moderate_block(float base, float step, const Levels& levels) {
+  return (base < 0.0f ? -base : base) + levels.count * step <= 0x1p126f;
+}
+
+}  // namespace backfold::core
+
+#endif  // BACKFOLD_CORE_POOL_ARITHMETIC_H_
