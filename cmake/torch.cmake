@@ -33,6 +33,8 @@ add_library(backfold_torch SHARED
   src/torch/calls.cpp
   src/torch/closed_form.cpp
   src/torch/codec.cpp
+  src/torch/codecs.cpp
+  src/torch/coding.cpp
   src/torch/controller.cpp
   src/torch/demand.cpp
   src/torch/effect.cpp
@@ -54,8 +56,11 @@ add_library(backfold_torch SHARED
   src/torch/outside.cpp
   src/torch/packet.cpp
   src/torch/plan.cpp
+  src/torch/policy.cpp
   src/torch/probe.cpp
+  src/torch/project.cpp
   src/torch/report.cpp
+  src/torch/sample_plan.cpp
   src/torch/saved.cpp
   src/torch/shared_packet.cpp
   src/torch/site.cpp
@@ -89,6 +94,7 @@ target_link_options(backfold_torch PRIVATE -Wl,--exclude-libs,libcudart_static.a
 
 Python_add_library(_C MODULE WITH_SOABI
   src/python/binding.cpp
+  src/python/codecs.cpp
   src/python/controller.cpp
   src/python/hooks.cpp
   src/python/state.cpp)

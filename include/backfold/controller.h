@@ -29,6 +29,7 @@
 #include <string>
 #include <vector>
 
+#include "backfold/codecs.h"
 #include "backfold/report.h"
 
 namespace torch::nn {
@@ -51,6 +52,7 @@ struct ControllerOptions {
   std::optional<std::int64_t> budget;  // bytes held at the end of a scope
   bool adaptive = true;                // false: one width everywhere, which `bits` names
   std::vector<std::string> keep;       // parts (shell patterns) whose tensors stay as they are
+  std::vector<CodecRule> codec;        // for chosen places; the first that matches wins
   std::int64_t min_bytes = 16'384;     // smaller tensors stay as they are
   std::uint64_t seed = 0;              // of stochastic rounding; torch's generators are not touched
 };

@@ -20,6 +20,7 @@ __version__ = _version("backfold")
 
 _require_supported_torch()
 
+from backfold import codecs  # noqa: E402
 from backfold._C import Packet  # noqa: E402
 from backfold._controller import Controller, inspect  # noqa: E402
 from backfold._gact import controller  # noqa: E402
@@ -31,6 +32,7 @@ __all__ = [
     "Packet",
     "Report",
     "__version__",
+    "codecs",
     "controller",
     "inspect",
     "pack",

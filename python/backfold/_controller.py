@@ -6,7 +6,7 @@ from __future__ import annotations
 import fnmatch
 import os
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -17,10 +17,19 @@ from torch.nn.modules.module import (
 
 from backfold import _C
 from backfold._check import CheckResult, check_gradients
-from backfold._options import UNSET, Unset, probe_schedule, probe_share, target_of
+from backfold._options import (
+    LEVEL_CODECS,
+    UNSET,
+    Unset,
+    probe_schedule,
+    probe_share,
+    target_of,
+)
 from backfold._plan import read_plan, write_plan
+from backfold._policy import places, rules_of, warn_of_unmatched
 from backfold._probes import Probes
 from backfold._report import Report
+from backfold.codecs import Codec
 
 
 def _module_begins(module: torch.nn.Module, args: object) -> None:
@@ -91,10 +100,16 @@ class Controller:
         ratio: bytes that autograd alone would keep alive, by bytes held.
         budget: bytes held at the end of the block, as a number or like ``"6GiB"``. Of steps that
             differ in size the largest has to meet it.
-        level: a level of GACT, ``"L0"`` to ``"L2.2"``, or ``"paper-L0"``, ``"paper-L1"``.
+        level: a level of GACT, ``"L0"`` to ``"L2.2"``, ``"paper-L0"``, ``"paper-L1"``; of ActNN,
+            ``"actnn-L0"`` to ``"actnn-L3"``; or the method of a paper: ``"pooled"``,
+            ``"division"``, ``"mesa"``, ``"exact-project"``.
         adaptive: False keeps one width everywhere: 1, 2, 3, 4, 5, 6, 8 or 16 bits.
         plan: widths that an earlier run saved with `save_plan`, as a path or a dict; nothing is
             measured then, and none of the above is needed.
+        codec: how tensors are kept: a codec of `backfold.codecs` for all of them, or a mapping from
+            selectors (a pattern of module paths, a class of modules, the name of an operator, a
+            dtype, or a `codecs.Where`) to codecs. The first that matches wins; everything else
+            stays with the plan.
         keep: modules whose saved tensors stay as they are, as patterns of paths or as instances.
         min_bytes: smaller tensors stay as they are.
         seed: of stochastic rounding. torch's own generators are never touched.
@@ -117,6 +132,7 @@ class Controller:
         level: str | None = None,
         adaptive: bool = True,
         plan: str | os.PathLike[str] | dict[str, Any] | None = None,
+        codec: Codec | Mapping[Any, Codec] | None = None,
         keep: Iterable[str | torch.nn.Module] = (),
         min_bytes: int = 16384,
         seed: int = 0,
@@ -148,7 +164,12 @@ class Controller:
         self._model = model
         self._keep = (keep,) if isinstance(keep, (str, torch.nn.Module)) else tuple(keep)
         self._held_open = 0  # by calibrate(), and by blocks inside it
-        self._core = _C.Controller(*target, min_bytes, seed, False)
+        if level in LEVEL_CODECS and codec is not None:
+            raise ValueError(f"level={level!r} brings its own codec: codec cannot be given, too")
+        self._rules = rules_of(LEVEL_CODECS.get(level) if codec is None else codec)
+        self._core = _C.Controller(
+            *target, min_bytes, seed, False, [rule.for_core() for rule in self._rules]
+        )
         self._list_model()
         self._probes: Probes | None = None
         if given is not None:
@@ -161,10 +182,11 @@ class Controller:
     def _list_model(self) -> None:
         modules = dict(self._model.named_modules()) if self._model is not None else {}
         kept = _kept_paths(modules, self._keep)
+        rules = places(self._rules, modules)
         tensors = _named_tensors(self._model)
         _require_kernels(tensors)
         self._core.list_model(
-            [(module, path, path in kept) for path, module in modules.items()], tensors
+            [(module, path, path in kept, rules[path]) for path, module in modules.items()], tensors
         )
 
     def __enter__(self) -> Controller:
@@ -190,6 +212,8 @@ class Controller:
         self._core.exit()
         if self._watches:
             _module_hooks.close()
+        if self._rules and self._core.steps == 1 and not exception[0]:
+            warn_of_unmatched(self._rules, self._core.matched)
         if self._probes is not None:
             self._probes.after_block()
 
@@ -334,9 +358,9 @@ def inspect(fn: Callable[[], Any], model: torch.nn.Module | None = None) -> Repo
     """
     if not callable(fn):
         raise TypeError(f"fn must be callable, got {type(fn).__name__}")
-    core = _C.Controller("exact", 0.0, False, 0, 0, True)
+    core = _C.Controller("exact", 0.0, False, 0, 0, True, [])
     if model is not None:
-        modules = [(module, path, False) for path, module in model.named_modules()]
+        modules = [(module, path, False, 0) for path, module in model.named_modules()]
         core.list_model(modules, _named_tensors(model))
     core.enter(_cuda_device())
     _module_hooks.open()

@@ -10,6 +10,8 @@ from collections.abc import Iterable
 from numbers import Integral, Real
 from typing import Any, Final, NamedTuple
 
+from backfold.codecs import Codec, Pool, PoolResidual, Project, Quantize, RunningRange
+
 WIDTHS: Final = (1, 2, 3, 4, 5, 6, 8, 16)
 DEFAULT_BITS: Final = 4
 
@@ -43,6 +45,24 @@ _LEVELS: Final = {
     "L2.2": Target("bits", 2.0, True),
     "paper-L0": _EXACT,
     "paper-L1": Target("bits", 4.0, True),
+    "actnn-L0": _EXACT,
+    "actnn-L1": _EXACT,
+    "actnn-L2": Target("bits", 4.0, False),
+    "actnn-L3": Target("bits", 2.0, True),
+    "pooled": _EXACT,
+    "division": _EXACT,
+    "mesa": _EXACT,
+    "exact-project": _EXACT,
+}
+
+# What of these levels is kept by another codec than the plan's; the rest follows the target.
+LEVEL_CODECS: Final[dict[str, Codec | dict[Any, Codec]]] = {
+    "actnn-L1": {"aten::convolution": Quantize(4)},
+    "actnn-L3": Quantize(2, per_sample=True),
+    "pooled": {"aten::convolution": Pool(4)},
+    "division": PoolResidual(8, 2),
+    "mesa": RunningRange(8),
+    "exact-project": Project(8, 2),
 }
 
 # The level, what it needs that is not there, and the level that is the same without it.
@@ -51,6 +71,8 @@ _REFUSED_LEVELS: Final = {
     "paper-L2": ("offloading", "paper-L1"),
     "paper-CB1": ("checkpointing", "paper-L1"),
     "paper-CB2": ("checkpointing and memory-efficient attention", "paper-L1"),
+    "actnn-L4": ("offloading", "actnn-L3"),
+    "actnn-L5": ("offloading and defragmentation", "actnn-L3"),
 }
 
 _UNITS: Final = {
@@ -174,7 +196,7 @@ def _of_level(level: Any, adaptive: bool) -> Target:
     if target.adaptive and not adaptive:
         raise ValueError(
             f"level={level!r} plans widths, which adaptive=False forbids: "
-            "'L1', 'L1.1' and 'L1.2' have one width everywhere"
+            "'L1', 'L1.1', 'L1.2' and 'actnn-L2' have one width everywhere"
         )
     return target
 

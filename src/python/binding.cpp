@@ -10,6 +10,7 @@
 
 #include "backfold/execution.h"
 #include "backfold/planner.h"
+#include "python/codecs.h"
 #include "python/controller.h"
 #include "python/hooks.h"
 #include "torch/codec.h"
@@ -44,6 +45,13 @@ PYBIND11_MODULE(_C, module) {
         py::gil_scoped_release release;
         return Packet(tensor, PackOptions{bits, layout, group, zero_exact, Key{seed, stream}});
       }))
+      .def(
+          py::init([](const at::Tensor& tensor, const std::string& codec, const py::dict& arguments,
+                      const std::string& op, std::uint64_t seed, std::uint64_t stream) {
+            const Codec chosen = python::codec_of(codec, arguments);
+            py::gil_scoped_release release;
+            return Packet(tensor, chosen, op, Key{seed, stream});
+          }))
       .def("unpack", &Packet::unpack, py::call_guard<py::gil_scoped_release>(),
            "The tensor, decoded anew.")
       .def_property_readonly("payload", &Packet::payload, "The packed bytes, a tensor.")
@@ -55,6 +63,7 @@ PYBIND11_MODULE(_C, module) {
                              "Whether the tensor was too small to fold and is kept as it is.")
       .def("__repr__", &Packet::describe);
 
+  python::add_codecs(module);
   python::add_controller(module);
   python::add_hooks(module);
 }

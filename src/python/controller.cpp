@@ -5,6 +5,7 @@
 #include <pybind11/functional.h>
 
 #include "backfold/controller.h"
+#include "python/codecs.h"
 #include "python/state.h"
 #include "torch/calibrate.h"
 #include "torch/entry.h"
@@ -32,26 +33,36 @@ class PyController {
  public:
   // `kind` is "bits", "ratio" or "budget", or "exact" without a value.
   PyController(const std::string& kind, double value, bool adaptive, std::int64_t min_bytes,
-               std::uint64_t seed, bool observe_only)
+               std::uint64_t seed, bool observe_only, const std::vector<PyRule>& rules)
       : controller_(options_of(kind, value, adaptive, min_bytes, seed)) {
     controller_.state().options.observe_only = observe_only;
+    for (const PyRule& rule : rules)
+      controller_.state().policy.add(rule_of(rule), std::get<2>(rule));
   }
 
-  // Lists the model's parts, as (module, path, keep), and its parameters and buffers, as (name,
-  // tensor, whether it is a buffer).
-  void list_model(const std::vector<std::tuple<py::object, std::string, bool>>& modules,
-                  const std::vector<std::tuple<std::string, at::Tensor, bool>>& tensors) {
+  // For each rule, whether a saved tensor matched it.
+  std::vector<bool> matched() {
+    std::vector<bool> found;
+    for (const auto& entry : controller_.state().policy.entries()) found.push_back(entry.matched);
+    return found;
+  }
+
+  // Lists the model's parts, as (module, path, keep, bits of the rules for it), and its parameters
+  // and buffers, as (name, tensor, whether it is a buffer).
+  void list_model(
+      const std::vector<std::tuple<py::object, std::string, bool, std::uint64_t>>& modules,
+      const std::vector<std::tuple<std::string, at::Tensor, bool>>& tensors) {
     auto& state = controller_.state();
     state.modules.clear();
     listed_.clear();
     keeps_ = false;
-    for (const auto& [module, path, keep] : modules) {
+    for (const auto& [module, path, keep, rules] : modules) {
       listed_.push_back(module);  // alive, so that its address stays its own
       const auto known = paths_.find(path);
       const std::uint32_t id =
-          known != paths_.end() ? known->second : state.sites->add_path(path, keep);
+          known != paths_.end() ? known->second : state.sites->add_path(path, keep, rules);
       paths_[path] = id;
-      keeps_ |= keep;
+      keeps_ |= keep || rules;
       state.modules.emplace(module.ptr(), id);
     }
     state.parameters.clear();
@@ -210,7 +221,9 @@ void add_controller(py::module_& module) {
       .def("text", &Report::text)
       .def("to_dict", [](const Report& report) { return as_dict(report); });
   py::class_<PyController>(module, "Controller")
-      .def(py::init<const std::string&, double, bool, std::int64_t, std::uint64_t, bool>())
+      .def(py::init<const std::string&, double, bool, std::int64_t, std::uint64_t, bool,
+                    const std::vector<PyRule>&>())
+      .def_property_readonly("matched", &PyController::matched)
       .def("list_model", &PyController::list_model)
       .def("wants_modules", &PyController::wants_modules)
       .def("enter", &PyController::enter)

@@ -80,6 +80,10 @@ py::dict as_dict(const SiteRecord& record) {
   dict["packets"] = record.reference.packets;
   dict["element_bytes"] = record.reference.element_bytes;
   dict["groups"] = record.reference.groups;
+  dict["rule"] = record.rule;
+  dict["shares"] = record.shares;
+  dict["ranges"] = py::none();
+  if (record.ranges.defined()) dict["ranges"] = record.ranges.clone();
   return dict;
 }
 
@@ -100,6 +104,9 @@ SiteRecord as_record(const py::handle& object) {
   record.reference.packets = object["packets"].cast<std::int64_t>();
   record.reference.element_bytes = object["element_bytes"].cast<std::int64_t>();
   record.reference.groups = object["groups"].cast<decltype(Footprint::groups)>();
+  record.rule = object["rule"].cast<int>();
+  record.shares = object["shares"].cast<decltype(SiteRecord::shares)>();
+  if (!object["ranges"].is_none()) record.ranges = object["ranges"].cast<at::Tensor>().clone();
   return record;
 }
 

@@ -30,6 +30,7 @@ class Registry {
     op.opaque = !op.schema || !op.name.starts_with("aten::");
     op.compiled = !op.schema && op.name.find("CompiledFunction") != std::string::npos;
     op.copies = op.name == "aten::_to_copy";
+    op.wants_arguments = op.name == "aten::gelu";  // which of two functions it is
     if (op.schema) {
       for (const c10::Argument& argument : op.schema->arguments())
         op.slots.push_back(argument.name());

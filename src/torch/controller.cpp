@@ -45,6 +45,7 @@ std::shared_ptr<State> state_for(const ControllerOptions& options) {
   state->options.min_bytes = options.min_bytes;
   state->options.seed = options.seed;
   state->keep = options.keep;
+  for (const CodecRule& rule : options.codec) state->policy.add(rule, false);
   return state;
 }
 

@@ -11,6 +11,8 @@
 #include <mutex>
 #include <utility>
 
+#include "torch/sample_plan.h"
+
 namespace backfold::torch_layer {
 namespace {
 
@@ -54,6 +56,11 @@ void observe_region(const char* name) {
   if (current_entry) current_entry->region(name);
 }
 
+bool is_gelu_by_tanh(const RunningCall& call) {
+  return call.op->name == "aten::gelu" && !call.arguments.empty() &&
+         Call(*call.op->schema, call.arguments)["approximate"].toStringRef() == "tanh";
+}
+
 // The probe of the current entry, if it watches what runs now.
 Probe* watching_probe() {
   if (!current_entry || current_entry->state().inside_model) return nullptr;
@@ -75,7 +82,9 @@ StoreOptions options_now(State& state) {
       state.options.bits = uniform_width(*state.sites, state.reference, *state.target, state.steps);
     if (state.plan && std::exchange(state.outgrown, false)) replan(state);
   }
-  return state.options;
+  StoreOptions options = state.options;
+  options.wants_scores = state.probe != nullptr;
+  return options;
 }
 
 }  // namespace
@@ -99,7 +108,7 @@ Entry* Entry::current() { return current_entry; }
 Entry::Entry(std::shared_ptr<State> state)
     : state_(std::move(state)),
       outer_(current_entry),
-      store_(options_now(*state_), state_->sites, state_->parameters),
+      store_(options_now(*state_), state_->sites, state_->policy, state_->parameters),
       allocated_before_(allocated_bytes(state_->device)) {
   if (state_->options.observe_only && !allocated_before_) {
     allocations_ = std::make_shared<AllocationCount>();
@@ -144,7 +153,9 @@ void Entry::note_reference() {
     const Ledger& ledger = site.ledger;
     if (ledger.step != state_->steps || ledger.kind == Kind::kParameter) continue;
     site.reference = ledger.lossy;
-    if (ledger.lossy.elements == 0) reference.fixed_bytes += ledger.held_bytes;
+    // What a rule is for is no business of the plan.
+    if (ledger.lossy.elements == 0 || site.rule != Policy::kNone)
+      reference.fixed_bytes += ledger.held_bytes;
     if (ledger.kind != Kind::kAlive) reference.unique_bytes += ledger.unique_bytes;
   }
 }
@@ -174,6 +185,7 @@ void replan(State& state) {
   for (const int one : kWidths)
     if (one <= state.plan->mean_bits) width = one;
   state.options.bits = width;
+  plan_samples(*state.sites, state.policy);
 }
 
 bool missed(const void* module, bool replica) {
@@ -226,7 +238,7 @@ Saved Entry::save(const at::Tensor& tensor, const char* obstacle) {
   std::shared_ptr<StandIn> stand_in;
   if (state_->probe && !obstacle && !state_->inside_model)
     stand_in = state_->probe->note(tensor, site, demand, *call);
-  Saved saved = store_.save(tensor, site, demand, state_->steps, obstacle);
+  Saved saved = store_.save(tensor, site, demand, state_->steps, obstacle, is_gelu_by_tanh(*call));
   if (stand_in) saved.stand_in(std::move(stand_in));
   return saved;
 }
@@ -270,6 +282,7 @@ void Entry::region(const char* name) {
     return;
   }
   const std::uint32_t path = state_->sites->path_within(modules_.path(), name, 0);
+  state_->sites->add_rules(path, state_->policy.rules_for(state_->sites->path(path).name));
   for (const std::string& pattern : state_->keep)
     if (fnmatch(pattern.c_str(), state_->sites->path(path).name.c_str(), 0) == 0)
       state_->sites->keep_path(path);

@@ -20,6 +20,7 @@
 #include "torch/calls.h"
 #include "torch/guard.h"
 #include "torch/plan.h"
+#include "torch/policy.h"
 #include "torch/probe.h"
 #include "torch/saved.h"
 #include "torch/store.h"
@@ -30,6 +31,7 @@ namespace backfold::torch_layer {
 struct State {
   StoreOptions options;
   std::vector<std::string> keep;  // patterns for the names of regions
+  Policy policy;                  // what the user says about codecs
   std::shared_ptr<SiteTable> sites = std::make_shared<SiteTable>();
   std::vector<Parameter> parameters;                       // and buffers
   std::unordered_map<const void*, std::uint32_t> modules;  // paths, by the module's identity

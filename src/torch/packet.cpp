@@ -6,6 +6,8 @@
 
 #include <sstream>
 
+#include "torch/coding.h"
+
 namespace backfold::torch_layer {
 namespace {
 
@@ -44,20 +46,42 @@ GroupFormat format_for(at::ScalarType type, at::IntArrayRef sizes, at::IntArrayR
   return format;
 }
 
-Packet::Packet(const at::Tensor& source, const PackOptions& options)
+Packet::Packet(const at::Tensor& source)
     : type_(source.scalar_type()),
       source_bytes_(source.numel() * static_cast<std::int64_t>(source.element_size())) {
   TORCH_CHECK_TYPE(source.layout() == at::kStrided,
                    "backfold: tensor must be strided (not sparse or nested), got layout ",
                    source.layout());
   const at::AutoGradMode no_grad(false);
-  const at::Tensor dense =
-      (source.is_non_overlapping_and_dense() ? source : source.contiguous()).detach();
-  sizes_ = dense.sizes().vec();
-  strides_ = dense.strides().vec();
-  format_ = format_for(type_, sizes_, strides_, options);
-  exact_ = static_cast<std::int64_t>(packed_bytes(format_)) >= source_bytes_;
-  payload_ = exact_ ? dense.clone() : pack_payload(dense, format_, options.key);
+  dense_ = (source.is_non_overlapping_and_dense() ? source : source.contiguous()).detach();
+  sizes_ = dense_.sizes().vec();
+  strides_ = dense_.strides().vec();
+}
+
+void Packet::pack(const Key& key) {
+  exact_ = packed_bytes(format_) == 0 || packed_bytes(format_) >= source_bytes_;
+  payload_ = exact_ ? dense_.clone() : pack_payload(dense_, format_, key);
+  dense_.reset();
+}
+
+Packet::Packet(const at::Tensor& source, const PackOptions& options) : Packet(source) {
+  const GroupFormat format = format_for(type_, sizes_, strides_, options);
+  constexpr const char* kLayouts[] = {"flat", "strided", "rotated"};
+  how_ = std::to_string(format.bits) + (format.bits == 1 ? " bit, " : " bits, ") +
+         kLayouts[static_cast<int>(format.layout)];
+  format_ = format;
+  pack(options.key);
+}
+
+Packet::Packet(const at::Tensor& source, const Codec& codec, std::string_view op, const Key& key)
+    : Packet(source) {
+  check_codec(codec);
+  how_ = backfold::describe(codec);
+  auto coding = coding_for(codec, dense_, {op}, key);
+  if (const auto* why = std::get_if<std::string>(&coding))
+    TORCH_CHECK_VALUE(false, "codec: ", how_, " ", *why);
+  format_ = std::get<Format>(std::move(coding));
+  pack(key);
 }
 
 at::Tensor Packet::unpack() const {
@@ -68,13 +92,7 @@ at::Tensor Packet::unpack() const {
 std::string Packet::describe() const {
   std::ostringstream text;
   text << "Packet(" << type_ << ' ' << at::IntArrayRef(sizes_) << ", ";
-  if (exact_) {
-    text << "kept as it is";
-  } else {
-    constexpr const char* kLayouts[] = {"flat", "strided", "rotated"};
-    text << format_.bits << (format_.bits == 1 ? " bit, " : " bits, ")
-         << kLayouts[static_cast<int>(format_.layout)];
-  }
+  text << (exact_ ? "kept as it is" : how_);
   text << ", " << bytes() << " of " << source_bytes_ << " bytes)";
   return text.str();
 }

@@ -16,6 +16,7 @@
 #include <string_view>
 #include <vector>
 
+#include "backfold/codecs.h"
 #include "torch/codec.h"
 
 namespace backfold::torch_layer {
@@ -40,6 +41,9 @@ class Packet {
   // Folds a tensor. One that is not dense (expanded, or with gaps) is copied into a dense one
   // first; one whose packet would not be smaller is kept as it is.
   Packet(const at::Tensor& source, const PackOptions& options);
+  // The same with a codec that keeps packets. `op` is who would have saved the tensor, if anybody.
+  // Raises ValueError for a tensor that the codec is not for.
+  Packet(const at::Tensor& source, const Codec& codec, std::string_view op, const Key& key);
 
   at::Tensor unpack() const;
 
@@ -52,10 +56,16 @@ class Packet {
   std::string describe() const;
 
  private:
+  // Checks the source, and makes it dense.
+  explicit Packet(const at::Tensor& source);
+  void pack(const Key& key);
+
+  at::Tensor dense_;  // until it is packed
   at::Tensor payload_;
   std::vector<std::int64_t> sizes_, strides_;
   at::ScalarType type_;
-  GroupFormat format_;
+  Format format_;
+  std::string how_;  // "4 bits, flat"
   std::int64_t source_bytes_;
   bool exact_ = false;  // the payload is the tensor itself
 };

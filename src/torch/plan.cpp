@@ -53,7 +53,7 @@ std::vector<Bundle> bundles_of(SiteTable& sites, std::int64_t step) {
   std::map<const Site*, std::size_t> index;
   std::vector<Bundle> bundles;
   for (Site& site : sites.sites()) {
-    if (site.root || !is_current(site, step)) continue;
+    if (site.root || site.rule != -1 || !is_current(site, step)) continue;
     index.emplace(&site, bundles.size());
     Bundle bundle;
     bundle.root = &site;

@@ -22,7 +22,7 @@ void refuse_capture(const Device& device, const c10::Stream& stream) {
 // The payload, made on the current stream. The source may be freed before the kernel has run, and
 // may come from another stream: its memory must wait for this one.
 at::Tensor pack_span(const at::Tensor& source, const Span& span, const at::Tensor* dense_copy,
-                     const Format& format, const Key& key,
+                     const Format& format, const Key& key, CodecMemory* memory,
                      const std::optional<c10::Stream>& stream) {
   if (stream) {
     const c10::impl::VirtualGuardImpl device(source.device().type());
@@ -33,7 +33,7 @@ at::Tensor pack_span(const at::Tensor& source, const Span& span, const at::Tenso
                           ? static_cast<const char*>(dense_copy->const_data_ptr())
                           : static_cast<const char*>(source.storage().data()) +
                                 span.begin * static_cast<std::int64_t>(source.element_size());
-  return pack_payload(begin, source.device(), format, key);
+  return pack_payload(begin, source.device(), format, key, memory);
 }
 
 }  // namespace
@@ -56,8 +56,9 @@ void DecodedOnce::set(const c10::Storage& storage, const std::optional<c10::Stre
 }
 
 SharedPacket::SharedPacket(const at::Tensor& source, const Span& span, const at::Tensor* dense_copy,
-                           const Format& format, const Key& key, Site& site)
+                           const Format& format, const Key& key, Site& site, int rule)
     : site_(site),
+      rule_(rule),
       format_(format),
       type_(source.scalar_type()),
       span_(dense_copy ? Span{0, dense_copy->numel()} : span),
@@ -68,7 +69,7 @@ SharedPacket::SharedPacket(const at::Tensor& source, const Span& span, const at:
       source_bytes_(source.storage().nbytes()),
       version_(source._version()),
       stream_(current_stream(source.device())),
-      payload_(pack_span(source, span, dense_copy, format, key, stream_)) {}
+      payload_(pack_span(source, span, dense_copy, format, key, site.memory.get(), stream_)) {}
 
 SharedPacket::~SharedPacket() {
   if (learns_sign_) site_.sign = values_read_ ? Site::Sign::kAlsoValues : Site::Sign::kOnlySign;

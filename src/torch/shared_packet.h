@@ -52,8 +52,9 @@ class SharedPacket {
  public:
   // `source` is packed if it is dense; otherwise `dense_copy` of it is, and only that view of the
   // storage can be restored.
+  // `rule` is that of the policy, or -1 for the plan's.
   SharedPacket(const at::Tensor& source, const Span& span, const at::Tensor* dense_copy,
-               const Format& format, const Key& key, Site& site);
+               const Format& format, const Key& key, Site& site, int rule);
   ~SharedPacket();
   SharedPacket(const SharedPacket&) = delete;
   SharedPacket& operator=(const SharedPacket&) = delete;
@@ -63,6 +64,7 @@ class SharedPacket {
   at::Tensor restore(const View& view, bool share);
 
   Site& site() const { return site_; }
+  int rule() const { return rule_; }
   const Format& format() const { return format_; }
   const Span& span() const { return span_; }
   bool is_copy() const { return original_.has_value(); }
@@ -83,6 +85,7 @@ class SharedPacket {
   c10::Storage decode(bool share);
 
   Site& site_;
+  const int rule_;
   const Format format_;
   const at::ScalarType type_;
   const Span span_;

@@ -22,6 +22,18 @@ const char* name_of(Kind kind) {
   switch (kind) {
     case Kind::kLossy:
       return "lossy";
+    case Kind::kPerSample:
+      return "per sample";
+    case Kind::kPooled:
+      return "pooled";
+    case Kind::kPoolResidual:
+      return "pooled and residual";
+    case Kind::kProjected:
+      return "projected";
+    case Kind::kRunningRange:
+      return "running range";
+    case Kind::kFewBit:
+      return "few bit";
     case Kind::kZeroExact:
       return "zero-exact";
     case Kind::kPredicate:
@@ -87,8 +99,8 @@ std::uint32_t SiteTable::nameless_landmark(const void* storage) {
   return id;
 }
 
-std::uint32_t SiteTable::add_path(std::string name, bool keep) {
-  paths_.push_back({std::move(name), keep});
+std::uint32_t SiteTable::add_path(std::string name, bool keep, std::uint64_t rules) {
+  paths_.push_back({std::move(name), keep, rules});
   return static_cast<std::uint32_t>(paths_.size() - 1);
 }
 
@@ -98,7 +110,7 @@ std::uint32_t SiteTable::path_within(std::uint32_t parent, const std::string& na
   full += name;
   if (ordinal > 0) full += '#' + std::to_string(ordinal);
   const auto [entry, added] = within_.try_emplace(full, 0);
-  if (added) entry->second = add_path(full, paths_[parent].keep);
+  if (added) entry->second = add_path(full, paths_[parent].keep, paths_[parent].rules);
   return entry->second;
 }
 
@@ -150,6 +162,12 @@ void SiteTable::apply(const SiteRecord& record, Site& site) {
   site.choice = record.choice;
   site.sensitivity = record.sensitivity;
   site.reference = record.reference;
+  site.rule = record.rule;
+  site.shares = record.shares;
+  if (record.ranges.defined()) {
+    site.memory = std::make_shared<CodecMemory>();
+    site.memory->ranges = record.ranges;
+  }
 }
 
 std::vector<SiteRecord> SiteTable::records() const {
@@ -157,7 +175,8 @@ std::vector<SiteRecord> SiteTable::records() const {
   for (const Site& site : sites_)
     records.push_back({site.name, site.alive, site.sign, site.root ? site.root->name : "",
                        site.floor, site.served_floor, site.tried, site.zero_exact, site.last_step,
-                       site.choice, site.sensitivity, site.reference});
+                       site.choice, site.sensitivity, site.reference, site.rule, site.shares,
+                       site.memory ? site.memory->ranges : at::Tensor()});
   for (const auto& [name, record] : expected_)
     if (!by_name_.contains(name)) records.push_back(record);
   std::sort(records.begin(), records.end(),

@@ -19,6 +19,7 @@
 #include <atomic>
 #include <cstdint>
 #include <deque>
+#include <memory>
 #include <optional>
 #include <string>
 #include <unordered_map>
@@ -32,6 +33,12 @@ namespace backfold::torch_layer {
 // How saves of a site were served.
 enum class Kind : std::uint8_t {
   kLossy,          // the group quantizer
+  kPerSample,      // the same, with widths that differ from sample to sample
+  kPooled,         // averages of blocks: biased
+  kPoolResidual,   // the same and what is left
+  kProjected,      // by a random projection
+  kRunningRange,   // over ranges that follow the tensor from step to step
+  kFewBit,         // as a derivative of few values: biased
   kZeroExact,      // the same, with zeros and signs exact
   kPredicate,      // one comparison per element, exact for its reader
   kBits,           // bools
@@ -117,6 +124,11 @@ struct Site {
   bool zero_exact = false;      // its packets keep zeros and signs
   std::int64_t last_step = -1;  // that packed something here
 
+  // Of a codec that the user named.
+  int rule = -1;  // that the last packet was made by
+  std::shared_ptr<CodecMemory> memory;
+  std::array<double, 8> shares{};  // of samples at each of kSampleWidths, as planned
+
   std::uint64_t draws = 0;  // packets made in the current step: each has its own random numbers
   std::int64_t draws_step = -1;
   Ledger ledger;
@@ -126,6 +138,7 @@ struct Site {
 struct Path {
   std::string name;
   bool keep = false;
+  std::uint64_t rules = 0;  // of the policy, that are for this part: bits
 };
 
 // A parameter, as a place in the forward pass.
@@ -146,6 +159,9 @@ struct SiteRecord {
   std::optional<Choice> choice;
   Sensitivity sensitivity;
   Footprint reference;
+  int rule = -1;
+  std::array<double, 8> shares{};
+  at::Tensor ranges;  // running, where a codec has them
 };
 
 class SiteTable {
@@ -153,11 +169,12 @@ class SiteTable {
   SiteTable();
 
   // Path 0 is the whole program.
-  std::uint32_t add_path(std::string name, bool keep);
+  std::uint32_t add_path(std::string name, bool keep, std::uint64_t rules = 0);
   // The path of the `ordinal`th part named `name` inside `parent`, made at first sight.
   std::uint32_t path_within(std::uint32_t parent, const std::string& name, int ordinal);
   const Path& path(std::uint32_t id) const { return paths_[id]; }
   void keep_path(std::uint32_t id) { paths_[id].keep = true; }
+  void add_rules(std::uint32_t id, std::uint64_t rules) { paths_[id].rules |= rules; }
 
   // Landmark 0 is the beginning. The same name gives the same landmark.
   std::uint32_t landmark(const std::string& name, std::uint32_t path);
@@ -168,6 +185,7 @@ class SiteTable {
   // `slot` is a position of the operator's arguments, or past them the ordinal of a result.
   Site& site(std::uint32_t landmark, const Operator& op, int slot, int occurrence);
   bool keeps(const Site& site) const { return paths_[site.path].keep; }
+  const Path& path_of(const Site& site) const { return paths_[site.path]; }
   std::vector<SiteRecord> records() const;
   // Gives sites what a record knows of them: now, or when they are first seen. Raises ValueError,
   // having changed nothing, for a site at a parameter that this model does not have.

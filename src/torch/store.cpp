@@ -15,6 +15,7 @@ struct Store::Saving {
   const std::int64_t step;
   const std::int64_t bytes;  // that autograd would keep for this save
   bool first = false;        // save of its storage in this entry
+  int rule = Policy::kNone;  // of the policy
 };
 
 namespace {
@@ -46,15 +47,31 @@ void count_lossy(Ledger& ledger, const at::Tensor& tensor, std::int64_t count) {
     ledger.lossy.groups[i] += groups[i] > 0 ? groups[i] : groups[0];
 }
 
+Kind kind_of(const Codec& codec) {
+  struct Names {
+    Kind operator()(const codecs::Quantize& one) const {
+      return one.per_sample ? Kind::kPerSample : Kind::kLossy;
+    }
+    Kind operator()(const codecs::Pool&) const { return Kind::kPooled; }
+    Kind operator()(const codecs::PoolResidual&) const { return Kind::kPoolResidual; }
+    Kind operator()(const codecs::Project&) const { return Kind::kProjected; }
+    Kind operator()(const codecs::RunningRange&) const { return Kind::kRunningRange; }
+    Kind operator()(const codecs::FewBit&) const { return Kind::kFewBit; }
+    Kind operator()(const codecs::Exact&) const { return Kind::kRaw; }
+    Kind operator()(const codecs::Keep&) const { return Kind::kPassed; }
+  };
+  return std::visit(Names{}, codec);
+}
+
 bool same(const View& a, const View& b) {
   return a.offset == b.offset && a.sizes == b.sizes && a.strides == b.strides;
 }
 
 }  // namespace
 
-Store::Store(const StoreOptions& options, std::shared_ptr<SiteTable> sites,
+Store::Store(const StoreOptions& options, std::shared_ptr<SiteTable> sites, Policy& policy,
              const std::vector<Parameter>& parameters)
-    : options_(options), sites_(std::move(sites)) {
+    : options_(options), sites_(std::move(sites)), policy_(policy) {
   parameters_.reserve(parameters.size());
   for (const Parameter& parameter : parameters)
     if (parameter.tensor.has_storage())
@@ -198,7 +215,7 @@ std::optional<Saved> Store::share(Saving& saving, Entry& entry) {
   for (const auto& known : entry.packets) {
     const auto packet = known.lock();
     if (!packet || packet->version() != version || packet->type() != tensor.scalar_type() ||
-        packet->stream() != current_stream(tensor.device()))
+        packet->stream() != current_stream(tensor.device()) || packet->rule() != saving.rule)
       continue;
     View view = view_in_span(tensor, packet->span().begin);
     if (packet->is_copy()) {
@@ -207,12 +224,12 @@ std::optional<Saved> Store::share(Saving& saving, Entry& entry) {
       continue;
     }
     if (saving.demand.reads != Reads::kPredicate) packet->values_are_read();
-    if (!serves(*packet, saving.demand, bits)) {
-      if (options_.adaptive)
+    if (!serves(*packet, saving.site, saving.demand, bits)) {
+      if (options_.adaptive && saving.rule == Policy::kNone)
         packet->site().served_floor = std::max(packet->site().served_floor, bits);
       continue;
     }
-    if (std::holds_alternative<GroupFormat>(packet->format())) {
+    if (std::holds_alternative<GroupFormat>(packet->format()) && saving.rule == Policy::kNone) {
       saving.site.root = &packet->site();
       saving.site.floor = std::max(saving.site.floor, saving.demand.bits);
     }
@@ -235,14 +252,14 @@ Saved Store::pack(Saving& saving, Entry& entry, const Treatment& treatment) {
   if (!in_place) copy = without_gaps(tensor);
   const std::int64_t count = in_place ? span.count : copy.numel();
   Format format = *treatment.format;
-  std::visit([&](auto& one) { one.count = count; }, format);
+  set_count(format, count);
   const std::int64_t bytes = packed_bytes(format);
   if (bytes == 0 || bytes >= count * static_cast<std::int64_t>(tensor.element_size()))
     return hold(saving, entry, Kind::kPassed, "a packet would not be smaller");
 
   const auto packet =
       std::make_shared<SharedPacket>(tensor, span, in_place ? nullptr : &copy, format,
-                                     next_key(saving.site, saving.step), saving.site);
+                                     next_key(saving.site, saving.step), saving.site, saving.rule);
   const bool sign =
       saving.demand.reads == Reads::kPredicate && saving.demand.rule->sign_of_nonnegative;
   if (sign) packet->learn_sign();
@@ -254,18 +271,61 @@ Saved Store::pack(Saving& saving, Entry& entry, const Treatment& treatment) {
   ledger.elements += count;
   describe(ledger, treatment.kind, code_bits(format), treatment.reason, bytes,
            choice_for(saving.site).value_or(Choice{}).grouping);
-  if (std::holds_alternative<GroupFormat>(format)) {
+  if (std::holds_alternative<GroupFormat>(format) && saving.rule == Policy::kNone) {
     saving.site.root = nullptr;
     saving.site.zero_exact = treatment.kind == Kind::kZeroExact;
     saving.site.last_step = saving.step;
     saving.site.floor = std::max(saving.site.floor, saving.demand.bits);
     count_lossy(ledger, tensor, count);
+  } else if (treatment.kind == Kind::kPerSample) {
+    saving.site.root = nullptr;
+    count_lossy(ledger, tensor, count);
   }
   return saved(saving, packet->packed_view(), packet, treatment.kind == Kind::kPredicate);
 }
 
+std::optional<Saved> Store::encode(Saving& saving, Entry& entry, bool tanh) {
+  const Policy::Entry& chosen = policy_[saving.rule];
+  const Codec& codec = chosen.rule.codec;
+  const at::Tensor& tensor = saving.tensor;
+  const Treatment exact = choose(tensor, saving.demand, saving.site.sign, std::nullopt);
+  if (exact.format) return pack(saving, entry, exact);
+  if (std::holds_alternative<codecs::Exact>(codec))
+    return hold(saving, entry, Kind::kRaw, "codec=Exact()");
+  const Span span = span_of(tensor);
+  const at::Tensor dense = fills_its_span(tensor, span) ? tensor : without_gaps(tensor);
+  Site& site = saving.site;
+  const auto* quantize = std::get_if<codecs::Quantize>(&codec);
+  const auto* ranged = std::get_if<codecs::RunningRange>(&codec);
+  // What is read finely has a floor that a user's width does not undercut, as with bits=.
+  const bool coarse =
+      saving.demand.reads == Reads::kFinely && !ranged && !(quantize && !quantize->per_sample);
+  std::variant<Format, std::string> coding = std::string("takes no tensor that is read finely");
+  if (!coarse) {
+    Codec used = codec;
+    if (quantize && !quantize->per_sample)
+      used = codecs::Quantize{std::max(quantize->bits, saving.demand.bits)};
+    coding =
+        coding_for(used, dense, {site.op->name, tanh, site.shares},
+                   {options_.seed, scramble(site.hash ^ static_cast<std::uint64_t>(saving.step))});
+  }
+  if (const auto* why = std::get_if<std::string>(&coding)) {
+    const std::string& path = sites_->path_of(site).name;
+    TORCH_CHECK_VALUE(coarse || chosen.everywhere(), "codec: ", backfold::describe(codec), " ",
+                      *why, ", saved by ", site.op->name, " (", site.slot, ")",
+                      path.empty() ? "" : " in ", path);
+    return std::nullopt;
+  }
+  if (!site.memory) site.memory = std::make_shared<CodecMemory>();
+  if (ranged) site.memory->decay = ranged->decay;
+  site.rule = saving.rule;
+  site.last_step = saving.step;
+  site.memory->wants_scores = options_.wants_scores;
+  return pack(saving, entry, {kind_of(codec), chosen.reason.c_str(), std::get<Format>(coding)});
+}
+
 Saved Store::save(const at::Tensor& tensor, Site& site, const Demand& demand, std::int64_t step,
-                  const char* obstacle) {
+                  const char* obstacle, bool tanh) {
   const at::AutoGradMode no_grad(false);
   const char* why = obstacle ? obstacle : obstacle_in(tensor);
   const std::int64_t bytes = saved_bytes(tensor);
@@ -281,6 +341,14 @@ Saved Store::save(const at::Tensor& tensor, Site& site, const Demand& demand, st
   if (saving.first) entry.site = &site;
   if (options_.observe_only) return hold(saving, entry, Kind::kRaw, demand.reason);
   if (sites_->keeps(site)) return hold(saving, entry, Kind::kPassed, "named in keep=");
+  if (!policy_.empty()) {
+    saving.rule = policy_.rule_for(site, sites_->path_of(site), tensor, bytes);
+    if (saving.rule != Policy::kNone &&
+        std::holds_alternative<codecs::Keep>(policy_[saving.rule].rule.codec))
+      return hold(saving, entry, Kind::kPassed, "codec=Keep()");
+    if (demand.reads != Reads::kValues && demand.reads != Reads::kFinely)
+      saving.rule = Policy::kNone;
+  }
   if (entry.copy && entry.copy_version == tensor._version()) {
     Ledger& ledger = book(saving);
     ledger.unique_bytes += saving.first ? bytes : 0;
@@ -296,6 +364,11 @@ Saved Store::save(const at::Tensor& tensor, Site& site, const Demand& demand, st
     return hold(saving, entry, Kind::kPassed, "saved by a graph of torch.compile");
   if (auto shared = share(saving, entry)) return std::move(*shared);
   if (site.alive) return hold(saving, entry, Kind::kAlive, "somebody else keeps it");
+  if (saving.rule != Policy::kNone) {
+    if (auto encoded = encode(saving, entry, tanh)) return std::move(*encoded);
+    saving.rule = Policy::kNone;
+    if (auto shared = share(saving, entry)) return std::move(*shared);
+  }
 
   Demand wanted = demand;
   wanted.bits = floor_of(saving);

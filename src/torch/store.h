@@ -16,7 +16,9 @@
 #include <optional>
 #include <unordered_map>
 
+#include "torch/coding.h"
 #include "torch/demand.h"
+#include "torch/policy.h"
 #include "torch/saved.h"
 #include "torch/site.h"
 #include "torch/treatment.h"
@@ -29,6 +31,7 @@ struct StoreOptions {
   std::int64_t min_bytes = 0;  // smaller tensors are passed through
   std::uint64_t seed = 0;
   bool observe_only = false;  // pack nothing, count everything
+  bool wants_scores = false;  // of samples whose widths are about to be planned
 };
 
 // A parameter or buffer of the model.
@@ -40,16 +43,17 @@ struct Parameter {
 
 class Store {
  public:
-  // Storages of `parameters` are never packed.
-  Store(const StoreOptions& options, std::shared_ptr<SiteTable> sites,
+  // Storages of `parameters` are never packed. The policy belongs to the caller.
+  Store(const StoreOptions& options, std::shared_ptr<SiteTable> sites, Policy& policy,
         const std::vector<Parameter>& parameters);
 
   // The landmark that a tensor is, or is a view or low-precision copy of; 0 for other tensors.
   std::uint32_t landmark_of(const at::Tensor& tensor) const;
 
-  // `obstacle`, if given, says why the tensor cannot be packed.
+  // `obstacle`, if given, says why the tensor cannot be packed; `tanh`, that GELU saves it for its
+  // approximation by tanh.
   Saved save(const at::Tensor& tensor, Site& site, const Demand& demand, std::int64_t step,
-             const char* obstacle);
+             const char* obstacle, bool tanh);
 
   // aten::_to_copy made `copy` of `source`: remembered where the source is a parameter.
   void remember_copy(const at::Tensor& source, const at::Tensor& copy);
@@ -83,6 +87,8 @@ class Store {
   Saved hold_part(Saving& saving, Entry& entry, const char* reason);
   std::optional<Saved> share(Saving& saving, Entry& entry);
   Saved pack(Saving& saving, Entry& entry, const Treatment& treatment);
+  // By the rule of the policy; none where its codec does not fit and need not.
+  std::optional<Saved> encode(Saving& saving, Entry& entry, bool tanh);
   int floor_of(const Saving& saving) const;
   std::optional<Choice> choice_for(const Site& site) const;
   Key next_key(Site& site, std::int64_t step) const;
@@ -92,6 +98,7 @@ class Store {
 
   const StoreOptions options_;
   const std::shared_ptr<SiteTable> sites_;
+  Policy& policy_;
   ska::flat_hash_map<const c10::StorageImpl*, std::uint32_t> parameters_;  // landmarks
   std::unordered_map<const c10::StorageImpl*, Entry> entries_;
 };

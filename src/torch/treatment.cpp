@@ -4,6 +4,8 @@
 
 #include <algorithm>
 
+#include "torch/policy.h"
+
 namespace backfold::torch_layer {
 namespace {
 
@@ -78,7 +80,12 @@ std::int64_t saved_bytes(const at::Tensor& tensor) {
   return std::min(storage, tensor.numel() * static_cast<std::int64_t>(tensor.element_size()));
 }
 
-bool serves(const SharedPacket& packet, const Demand& demand, int bits) {
+bool serves(const SharedPacket& packet, const Site& site, const Demand& demand, int bits) {
+  if (packet.rule() != Policy::kNone) {
+    if (const auto* group = std::get_if<GroupFormat>(&packet.format()))
+      return group->bits >= demand.bits;
+    return !std::holds_alternative<TableFormat>(packet.format()) || packet.site().op == site.op;
+  }
   if (std::holds_alternative<MaskFormat>(packet.format())) return true;
   if (const auto* group = std::get_if<GroupFormat>(&packet.format())) {
     if (demand.reads == Reads::kPredicate)

@@ -29,8 +29,9 @@ const char* obstacle_in(const at::Tensor& tensor);
 // What autograd keeps alive for one save, as far as it can be told.
 std::int64_t saved_bytes(const at::Tensor& tensor);
 
-// Whether a packet answers a demand for at least `bits` bits, where values are read.
-bool serves(const SharedPacket& packet, const Demand& demand, int bits);
+// Whether a packet answers a demand of `site` for at least `bits` bits, where values are read. A
+// packet of a codec that the user named answers only those that the same rule is for.
+bool serves(const SharedPacket& packet, const Site& site, const Demand& demand, int bits);
 
 // For a tensor without obstacles, of a type that has a codec. No `choice`: only what is exact.
 Treatment choose(const at::Tensor& tensor, const Demand& demand, Site::Sign sign,

@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a user says about codecs, as rules in order, and which modules each of them is for."""
+
+from __future__ import annotations
+
+import dataclasses
+import fnmatch
+import warnings
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+
+from backfold.codecs import Codec, Where
+
+_MOST_RULES = 64
+
+
+class Rule(NamedTuple):
+    where: Where
+    codec: Codec
+
+    def for_core(self) -> tuple[str, dict[str, Any], bool, str, torch.dtype | None, int]:
+        """Codec and arguments; whether modules are chosen; operator, type, size."""
+        where = self.where
+        arguments = dataclasses.asdict(self.codec)
+        placed = where.module is not None
+        name = type(self.codec).__name__
+        return name, arguments, placed, where.op or "", where.dtype, where.min_bytes
+
+
+def rules_of(codec: Codec | Mapping[Any, Codec] | None) -> list[Rule]:
+    """The rules that ``codec=`` means, in order.
+
+    >>> from backfold.codecs import Pool, Quantize
+    >>> [rule.codec for rule in rules_of({"features.*": Pool(2), torch.float32: Quantize(2)})]
+    [Pool(block=2), Quantize(bits=2, per_sample=False)]
+    """
+    if codec is None:
+        return []
+    if isinstance(codec, Codec):
+        return [Rule(Where(), codec)]
+    if not isinstance(codec, Mapping):
+        raise TypeError(
+            f"codec must be a codec or a mapping from selectors to codecs, got {codec!r}"
+        )
+    if len(codec) > _MOST_RULES:
+        raise ValueError(f"codec takes at most {_MOST_RULES} selectors, got {len(codec)}")
+    rules = []
+    for selector, value in codec.items():
+        if not isinstance(value, Codec):
+            raise TypeError(f"codec: {selector!r} must be given a codec, got {value!r}")
+        rules.append(Rule(Where.of(selector), value))
+    return rules
+
+
+def places(rules: list[Rule], modules: dict[str, torch.nn.Module]) -> dict[str, int]:
+    """Bits of the rules that name a module or one around it, by path."""
+    found = dict.fromkeys(modules, 0)
+    for number, rule in enumerate(rules):
+        wanted = rule.where.module
+        if wanted is None:
+            continue
+        if isinstance(wanted, str):
+            roots = fnmatch.filter(modules, wanted)
+        else:
+            roots = [path for path, module in modules.items() if isinstance(module, wanted)]
+        for path in modules:
+            if any(not root or path == root or path.startswith(root + ".") for root in roots):
+                found[path] |= 1 << number
+    return found
+
+
+def warn_of_unmatched(rules: list[Rule], matched: list[bool]) -> None:
+    """Names selectors that no saved tensor of the first step had."""
+    idle = [rule.where for rule, seen in zip(rules, matched, strict=True) if not seen]
+    if idle:
+        names = ", ".join(map(repr, idle))
+        warnings.warn(
+            f"backfold: codec: nothing that the first step saved matches {names}", stacklevel=3
+        )

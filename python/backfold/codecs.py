@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Codecs by name, and selectors of what they are for: the values of ``Controller(codec=...)``.
+
+>>> import torch, backfold
+>>> from backfold import codecs
+>>> model = torch.nn.Sequential(torch.nn.Conv2d(3, 16, 3), torch.nn.Tanh(), torch.nn.Flatten())
+>>> fold = backfold.Controller(model, codec={torch.nn.Tanh: codecs.PoolResidual(8, 2)})
+
+A codec is for tensors whose values backward reads. What is enough as signs, bits or indices stays
+that, and exact, whatever the codec; what is read finely (the results of log_softmax, say) keeps the
+plan's width unless the codec is `Quantize`, `RunningRange`, `Exact` or `Keep`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, ClassVar
+
+import torch
+
+from backfold import _C
+
+__all__ = [
+    "Codec",
+    "Exact",
+    "FewBit",
+    "Keep",
+    "Pool",
+    "PoolResidual",
+    "Project",
+    "Quantize",
+    "RunningRange",
+    "Where",
+]
+
+
+@dataclasses.dataclass(frozen=True)
+class Codec:
+    """How a tensor is kept. Use one of its subclasses."""
+
+    biased: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        if type(self) is Codec:
+            raise TypeError("Codec is what codecs have in common: use Quantize, Pool, ...")
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            kind = {"bool": bool, "int": int, "float": (int, float)}[field.type]
+            if not isinstance(value, kind) or (kind is not bool and isinstance(value, bool)):
+                raise TypeError(
+                    f"{type(self).__name__}: {field.name} must be {_A[field.type]}, got {value!r}"
+                )
+        _C.check_codec(type(self).__name__, dataclasses.asdict(self))
+
+
+_A = {"bool": "True or False", "int": "an int", "float": "a number"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Quantize(Codec):
+    """The group quantizer at one width: unbiased.
+
+    With `per_sample` the samples of a batch get widths of their own, `bits` on average: the widest
+    those whose ranges are largest, shared out over all tensors by what was measured (ActNN).
+    """
+
+    bits: int = 4
+    per_sample: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Pool(Codec):
+    """Averages of blocks of `block` positions a side, and nothing else: biased.
+
+    For 4-D and 5-D maps of any memory format, and 3-D sequences.
+    """
+
+    biased: ClassVar[bool] = True
+    block: int = 4
+
+
+@dataclasses.dataclass(frozen=True)
+class PoolResidual(Codec):
+    """Averages of blocks in bf16, and what is left in `bits` bits: unbiased (DIVISION)."""
+
+    block: int = 8
+    bits: int = 2
+
+
+@dataclasses.dataclass(frozen=True)
+class Project(Codec):
+    """A random projection of the last dimension to a `ratio`th, in few bits: unbiased (EXACT)."""
+
+    ratio: int = 8
+    bits: int = 2
+
+
+@dataclasses.dataclass(frozen=True)
+class RunningRange(Codec):
+    """One range a channel that follows the tensor from step to step: unbiased (Mesa).
+
+    What lies outside the running range is not clipped: a step is packed with the union of the
+    running range and its own.
+    """
+
+    bits: int = 8
+    decay: float = 0.9
+
+
+@dataclasses.dataclass(frozen=True)
+class FewBit(Codec):
+    """The derivative of GELU or SiLU as one of 2**bits constants: biased."""
+
+    biased: ClassVar[bool] = True
+    bits: int = 3
+
+
+@dataclasses.dataclass(frozen=True)
+class Exact(Codec):
+    """Only what stays exact, as ``bits=None`` everywhere."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Keep(Codec):
+    """By reference, as without Backfold."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Where:
+    """Which saved tensors a codec is for; what is left out matches everything.
+
+    Args:
+        module: a pattern of module paths, or a class of modules; modules inside count, too.
+        op: the operator that saves, as in a report: ``"aten::gelu"``, or a pattern.
+        dtype: of the tensor.
+        min_bytes: that autograd would keep for it.
+
+    >>> Where("encoder.*", op="aten::addmm", min_bytes=1 << 20)
+    Where(module='encoder.*', op='aten::addmm', dtype=None, min_bytes=1048576)
+    """
+
+    module: str | type[torch.nn.Module] | None = None
+    op: str | None = None
+    dtype: torch.dtype | None = None
+    min_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        module: Any = self.module
+        is_class = isinstance(module, type) and issubclass(module, torch.nn.Module)
+        if module is not None and not is_class and not isinstance(module, str):
+            raise TypeError(
+                f"Where: module must be a pattern of paths or a class of modules, got {module!r}"
+            )
+        if module == "":
+            raise ValueError("Where: module must be a pattern of paths like 'encoder.*', got ''")
+        if self.op is not None and (not isinstance(self.op, str) or "::" not in self.op):
+            raise ValueError(
+                f"Where: op must be a name with its namespace like 'aten::gelu', got {self.op!r}"
+            )
+        if self.dtype is not None and not isinstance(self.dtype, torch.dtype):
+            raise TypeError(f"Where: dtype must be a torch.dtype, got {self.dtype!r}")
+        if isinstance(self.min_bytes, bool) or not isinstance(self.min_bytes, int):
+            raise TypeError(f"Where: min_bytes must be an int, got {self.min_bytes!r}")
+        if self.min_bytes < 0:
+            raise ValueError(f"Where: min_bytes must be 0 or more, got {self.min_bytes}")
+        for name in ("module", "op"):
+            pattern = getattr(self, name)
+            if isinstance(pattern, str) and pattern.rfind("[") > pattern.rfind("]"):
+                raise ValueError(
+                    f"Where: the {name} pattern {pattern!r} has a '[' without a ']'; "
+                    "a pattern takes *, ? and [abc]"
+                )
+
+    @staticmethod
+    def of(selector: Any) -> Where:
+        """From the short forms that a mapping takes.
+
+        >>> Where.of("aten::gelu").op
+        'aten::gelu'
+        >>> Where.of(torch.nn.Conv2d).module
+        <class 'torch.nn.modules.conv.Conv2d'>
+        """
+        if isinstance(selector, Where):
+            return selector
+        if isinstance(selector, str):
+            return Where(op=selector) if "::" in selector else Where(selector)
+        if isinstance(selector, torch.dtype):
+            return Where(dtype=selector)
+        if isinstance(selector, type) and issubclass(selector, torch.nn.Module):
+            return Where(selector)
+        raise TypeError(
+            "codec: a selector must be a pattern of module paths, a class of modules, the name of "
+            f"an operator, a torch.dtype or a codecs.Where, got {selector!r}"
+        )

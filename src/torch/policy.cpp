@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "torch/policy.h"
+
+#include <c10/util/Exception.h>
+#include <fnmatch.h>
+
+namespace backfold::torch_layer {
+namespace {
+
+bool matches(const std::string& pattern, const std::string& name) {
+  return fnmatch(pattern.c_str(), name.c_str(), 0) == 0;
+}
+
+void check_selector(const Selector& where) {
+  for (const auto& [name, pattern] : {std::pair("path", where.path), std::pair("op", where.op)}) {
+    const auto open = pattern.rfind('[');
+    TORCH_CHECK_VALUE(open == std::string::npos || pattern.find(']', open) != std::string::npos,
+                      "codec: the ", name, " pattern '", pattern,
+                      "' has a '[' without a ']'; a pattern takes *, ? and [abc]");
+  }
+  TORCH_CHECK_VALUE(where.op.empty() || where.op.find("::") != std::string::npos,
+                    "codec: op must be a name with its namespace like 'aten::gelu', got '",
+                    where.op, "'");
+  TORCH_CHECK_VALUE(where.min_bytes >= 0, "codec: min_bytes must be 0 or more, got ",
+                    where.min_bytes);
+}
+
+}  // namespace
+
+void Policy::add(CodecRule rule, bool by_place) {
+  TORCH_CHECK_VALUE(entries_.size() < kMostRules, "codec takes at most ", kMostRules, " selectors");
+  check_selector(rule.where);
+  check_codec(rule.codec);
+  std::string reason = describe(rule.codec) + (is_biased(rule.codec) ? ", biased" : "");
+  entries_.push_back({std::move(rule), std::move(reason), by_place, false});
+}
+
+std::uint64_t Policy::rules_for(const std::string& path) const {
+  std::uint64_t rules = 0;
+  for (std::size_t i = 0; i < entries_.size(); ++i) {
+    const Entry& entry = entries_[i];
+    if (!entry.by_place && !entry.rule.where.path.empty() && matches(entry.rule.where.path, path))
+      rules |= std::uint64_t{1} << i;
+  }
+  return rules;
+}
+
+int Policy::rule_for(const Site& site, const Path& path, const at::Tensor& tensor,
+                     std::int64_t bytes) {
+  for (std::size_t i = 0; i < entries_.size(); ++i) {
+    Entry& entry = entries_[i];
+    const Selector& where = entry.rule.where;
+    if ((entry.by_place || !where.path.empty()) && !(path.rules >> i & 1)) continue;
+    if (!where.op.empty() && !matches(where.op, site.op->name)) continue;
+    if (where.type && *where.type != tensor.scalar_type()) continue;
+    if (bytes < where.min_bytes) continue;
+    entry.matched = true;
+    return static_cast<int>(i);
+  }
+  return kNone;
+}
+
+}  // namespace backfold::torch_layer

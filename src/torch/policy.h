@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Which codec is for which saved tensor, as far as the user says.
+
+#ifndef BACKFOLD_TORCH_POLICY_H_
+#define BACKFOLD_TORCH_POLICY_H_
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "backfold/codecs.h"
+#include "torch/site.h"
+
+namespace backfold::torch_layer {
+
+class Policy {
+ public:
+  static constexpr int kNone = -1;
+  static constexpr std::size_t kMostRules = 64;  // bits of Path::rules
+
+  // A rule, and whether modules that the caller lists say which places it is for, instead of the
+  // pattern of its selector. A rule for all places and tensors is `everywhere`: where its codec
+  // does not fit, the plan decides; elsewhere that is an error.
+  struct Entry {
+    CodecRule rule;
+    std::string reason;  // "Pool(block=4), biased"
+    bool by_place = false;
+    bool matched = false;
+    bool everywhere() const {
+      return !by_place && rule.where.path.empty() && rule.where.op.empty() && !rule.where.type &&
+             rule.where.min_bytes == 0;
+    }
+  };
+
+  // Raises ValueError for a codec or a selector that is not allowed.
+  void add(CodecRule rule, bool by_place);
+
+  bool empty() const { return entries_.empty(); }
+  const Entry& operator[](int rule) const { return entries_[static_cast<std::size_t>(rule)]; }
+  const std::vector<Entry>& entries() const { return entries_; }
+
+  // Rules whose pattern matches the name of a part, as a set of bits.
+  std::uint64_t rules_for(const std::string& path) const;
+
+  // The first rule that matches; kNone where none does. Remembers that it did.
+  int rule_for(const Site& site, const Path& path, const at::Tensor& tensor, std::int64_t bytes);
+
+ private:
+  std::vector<Entry> entries_;
+};
+
+}  // namespace backfold::torch_layer
+
+#endif  // BACKFOLD_TORCH_POLICY_H_

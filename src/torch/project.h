@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Random projection: a codec of the torch layer, on top of the core's quantizer.
+//
+// x, rows x columns, is kept as x P in the group quantizer's codes. P is columns x kept, its
+// entries are +-1 / sqrt(kept) by a hash of the key, so E[P P^T] = I, and x P P^T is x on average.
+// P is not stored: it is made again from the key. Per row
+//
+//   E |x P P^T - x|^2 = |x|^2 (columns - 1) / kept,
+//
+// and rounding adds its own squared error times columns / kept.
+//
+// Both products are torch's matrix multiply, in the type of the elements and with the precision
+// that the user allows it (TF32). So results of two devices agree closely, not bit by bit. Beside x
+// and its packet, x P and P are alive for the time of the call.
+
+#ifndef BACKFOLD_TORCH_PROJECT_H_
+#define BACKFOLD_TORCH_PROJECT_H_
+
+#include <ATen/core/Tensor.h>
+
+#include "backfold/group.h"
+
+namespace backfold::torch_layer {
+
+struct ProjectFormat {
+  GroupFormat codes;  // of x P
+  std::int64_t rows = 0, columns = 0, kept = 0;
+  Key key;  // of P
+};
+
+std::size_t packed_bytes(const ProjectFormat& format);
+
+// +-1 / sqrt(kept), columns x kept.
+at::Tensor projection(const ProjectFormat& format, at::ScalarType type, const at::Device& device);
+
+// x P of the elements at `source`, memory of `device`.
+at::Tensor project(const ProjectFormat& format, const void* source, const at::Device& device);
+
+// Writes (x P) P^T to the memory of `result`, a dense tensor of rows * columns elements.
+void project_back(const ProjectFormat& format, const at::Tensor& projected,
+                  const at::Tensor& result);
+
+}  // namespace backfold::torch_layer
+
+#endif  // BACKFOLD_TORCH_PROJECT_H_

@@ -1,0 +1,215 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Codecs for chosen places: selectors, presets, and what a report says of them."""
+
+import warnings
+
+import backfold
+import pytest
+import torch
+from backfold import codecs
+from torch import nn
+from torch.nn import functional
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+class Network(nn.Module):
+    """Maps, then a matrix; a GELU and a SiLU."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.SiLU())
+        self.body = nn.Sequential(nn.Conv2d(8, 8, 3, padding=1), nn.GELU(), nn.Conv2d(8, 8, 3))
+        self.head = nn.Sequential(nn.Linear(8, 64), nn.GELU("tanh"), nn.Linear(64, 10))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.body(self.stem(x)).mean((2, 3)))
+
+
+def network(device: str) -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
+    torch.manual_seed(0)
+    model = Network().to(device)
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(16, 3, 16, 16, generator=generator).to(device)
+    y = torch.randint(10, (16,), generator=generator).to(device)
+    return model, x, y
+
+
+def train(fold, model, x, y, steps: int = 3) -> list[torch.Tensor]:
+    for _ in range(steps):
+        model.zero_grad()
+        with fold:
+            loss = functional.cross_entropy(model(x), y)
+        loss.backward()
+    return [parameter.grad.clone() for parameter in model.parameters()]
+
+
+def kinds(fold) -> dict[tuple[str, str], str]:
+    """How each module and operator keeps what it saves most of."""
+    found: dict[tuple[str, str], str] = {}
+    for site in fold.report().to_dict()["sites"]:  # largest first
+        if site["kind"] not in ("parameter", "shared", "geometry"):
+            found.setdefault((site["module"], site["op"].removeprefix("aten::")), site["kind"])
+    return found
+
+
+def test_the_first_selector_that_matches_wins(device):
+    model, x, y = network(device)
+    fold = backfold.Controller(
+        model,
+        bits=4,
+        min_bytes=0,
+        codec={
+            "body.0": codecs.Keep(),
+            nn.Conv2d: codecs.PoolResidual(4, 2),
+            "aten::gelu": codecs.FewBit(3),
+            codecs.Where("stem.*", dtype=torch.float32): codecs.Pool(2),
+        },
+    )
+    train(fold, model, x, y)
+    found = kinds(fold)
+    assert found["body.0", "convolution"] == "passed"
+    assert found["body.2", "convolution"] == "pooled and residual"
+    assert found["body.1", "gelu"] == found["head.1", "gelu"] == "few bit"
+    assert found["stem.1", "silu"] == "pooled"
+    assert found["head.2", "addmm"] == "lossy"  # the plan's
+    reasons = {site["reason"] for site in fold.report().to_dict()["sites"]}
+    assert "Pool(block=2), biased" in reasons and "PoolResidual(block=4, bits=2)" in reasons
+
+
+def test_a_codec_for_everything_leaves_to_the_plan_what_it_does_not_fit(device):
+    model, x, y = network(device)
+    fold = backfold.Controller(model, codec=codecs.PoolResidual(4, 4), min_bytes=0)
+    folded = train(fold, model, x, y)
+    found = kinds(fold)
+    assert found["body.1", "gelu"] == "pooled and residual"
+    assert found["head.1", "gelu"] == "lossy"
+    plain = train(torch.no_grad, model, x, y, 0) or train(NoFold(), model, x, y, 1)
+    for a, b in zip(folded, plain, strict=True):
+        assert (a - b).norm() < 0.2 * b.norm() + 1e-3
+
+
+class NoFold:
+    def __enter__(self) -> None: ...
+    def __exit__(self, *exception: object) -> None: ...
+
+
+def test_small_tensors_are_left_out_by_size(device):
+    model, x, y = network(device)
+    rule = {codecs.Where(min_bytes=100_000): codecs.Exact()}
+    fold = backfold.Controller(model, bits=2, adaptive=False, codec=rule, min_bytes=0)
+    train(fold, model, x, y)
+    assert kinds(fold)["stem.1", "silu"] == "raw"
+    assert kinds(fold)["head.1", "gelu"] == "lossy"
+
+
+def test_a_selector_that_matched_nothing_is_named_once():
+    model, x, y = network("cpu")
+    fold = backfold.Controller(model, codec={"haed.*": codecs.Keep(), "aten::gelu": codecs.Exact()})
+    with pytest.warns(UserWarning, match=r"matches Where\(module='haed\.\*'"):
+        train(fold, model, x, y, 1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        train(fold, model, x, y, 1)
+
+
+def test_a_codec_that_does_not_fit_where_it_was_asked_for_is_an_error():
+    model, x, y = network("cpu")
+    fold = backfold.Controller(model, codec={"head.*": codecs.Pool(4)}, min_bytes=0)
+    with pytest.raises(ValueError, match=r"Pool\(block=4\) takes tensors of 3 to 5 dimensions"):
+        train(fold, model, x, y, 1)
+    # The block ended; another may begin.
+    with pytest.raises(ValueError, match=r"saved by aten::\w+ \(\w+\) in head"):
+        train(fold, model, x, y, 1)
+
+
+@pytest.mark.parametrize(
+    ("codec", "error", "message"),
+    [
+        ({"body[": codecs.Keep()}, ValueError, "has a '[' without a ']'"),
+        ({"": codecs.Keep()}, ValueError, "must be a pattern of paths"),
+        ({3: codecs.Keep()}, TypeError, "a selector must be a pattern of module paths"),
+        ({"body": "pool"}, TypeError, "'body' must be given a codec, got 'pool'"),
+        ("pool", TypeError, "codec must be a codec or a mapping"),
+        ({codecs.Where: codecs.Keep()}, TypeError, "a selector must be"),
+    ],
+)
+def test_bad_selectors_are_refused_before_anything_happens(codec, error, message):
+    with pytest.raises(error) as raised:
+        backfold.Controller(nn.Linear(4, 4), codec=codec)
+    assert message in str(raised.value)
+
+
+def test_bad_parts_of_a_selector_are_refused():
+    with pytest.raises(ValueError, match="op must be a name with its namespace"):
+        codecs.Where(op="gelu")
+    with pytest.raises(TypeError, match=r"dtype must be a torch\.dtype"):
+        codecs.Where(dtype="float32")
+    with pytest.raises(ValueError, match="min_bytes must be 0 or more, got -1"):
+        codecs.Where(min_bytes=-1)
+
+
+PRESETS = {
+    "actnn-L1": ("lossy", "raw"),
+    "actnn-L2": ("lossy", "lossy"),
+    "actnn-L3": ("per sample", "per sample"),
+    "pooled": ("pooled", "raw"),
+    "division": ("pooled and residual", "pooled and residual"),
+    "mesa": ("running range", "running range"),
+    "exact-project": ("projected", "projected"),
+}
+
+
+@pytest.mark.parametrize(("level", "wanted"), PRESETS.items(), ids=str)
+def test_presets_fold_what_their_papers_do(device, level, wanted):
+    model, x, y = network(device)
+    fold = backfold.Controller(model, level=level, min_bytes=4096)
+    train(fold, model, x, y)
+    found = kinds(fold)
+    # A convolution's input of its own, and the input of an activation.
+    assert (found["body.0", "convolution"], found["body.1", "gelu"]) == wanted
+    assert fold.report().to_dict()["held_bytes"] > 0
+
+
+def test_presets_that_need_more_say_so():
+    with pytest.raises(ValueError, match=r"'actnn-L4' needs offloading.*'actnn-L3' is the same"):
+        backfold.Controller(level="actnn-L4")
+    with pytest.raises(ValueError, match=r"level must be one of .*actnn-L3.*division"):
+        backfold.Controller(level="actnn-L7")
+    with pytest.raises(ValueError, match="'mesa' brings its own codec"):
+        backfold.Controller(level="mesa", codec=codecs.Keep())
+
+
+def test_widths_of_samples_are_shared_out_by_what_was_measured(device):
+    model, x, y = network(device)
+    x = x * torch.logspace(-1, 1, 16, device=device).view(-1, 1, 1, 1)
+    codec = codecs.Quantize(2, per_sample=True)
+    errors = {}
+    plain = train(NoFold(), model, x, y, 1)
+    for steps in ((), (2,)):
+        fold = backfold.Controller(
+            model, bits=2, codec=codec, min_bytes=4096, probe_steps=steps, probe_every=None
+        )
+        train(fold, model, x, y, 4)
+        shares = [site["shares"] for site in fold.state_dict()["sites"] if any(site["shares"])]
+        assert bool(shares) == bool(steps)
+        for share in shares:
+            assert sum(share) == pytest.approx(1)
+        draws = [train(fold, model, x, y, 1) for _ in range(12)]
+        errors[steps] = sum(
+            (a - b).square().sum().item()
+            for draw in draws
+            for a, b in zip(draw, plain, strict=True)
+        )
+    assert any(max(share) < 1 for share in shares)
+    assert errors[2,] < 0.7 * errors[()]
+
+
+def test_what_codecs_remember_is_resumed(device):
+    model, x, y = network(device)
+    first = backfold.Controller(model, codec=codecs.RunningRange(8), bits=None, min_bytes=0)
+    train(first, model, 3 * x, y, 2)
+    second = backfold.Controller(model, codec=codecs.RunningRange(8), bits=None, min_bytes=0)
+    second.load_state_dict(first.state_dict())
+    for a, b in zip(train(first, model, x, y, 1), train(second, model, x, y, 1), strict=True):
+        assert torch.equal(a, b)
