@@ -53,6 +53,7 @@ struct ControllerOptions {
   bool adaptive = true;                // false: one width everywhere, which `bits` names
   std::vector<std::string> keep;       // parts (shell patterns) whose tensors stay as they are
   std::vector<CodecRule> codec;        // for chosen places; the first that matches wins
+  std::vector<Codec> menu;             // that plans may choose beside widths; unbiased ones
   std::int64_t min_bytes = 16'384;     // smaller tensors stay as they are
   std::uint64_t seed = 0;              // of stochastic rounding; torch's generators are not touched
 };

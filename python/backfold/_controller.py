@@ -26,7 +26,7 @@ from backfold._options import (
     target_of,
 )
 from backfold._plan import read_plan, write_plan
-from backfold._policy import places, rules_of, warn_of_unmatched
+from backfold._policy import menu_of, places, rules_of, warn_of_unmatched
 from backfold._probes import Probes
 from backfold._report import Report
 from backfold.codecs import Codec
@@ -110,6 +110,8 @@ class Controller:
             selectors (a pattern of module paths, a class of modules, the name of an operator, a
             dtype, or a `codecs.Where`) to codecs. The first that matches wins; everything else
             stays with the plan.
+        menu: codecs that a plan may choose instead of a width where they are worth more for their
+            bytes: `PoolResidual`, `Project`, `RunningRange`.
         keep: modules whose saved tensors stay as they are, as patterns of paths or as instances.
         min_bytes: smaller tensors stay as they are.
         seed: of stochastic rounding. torch's own generators are never touched.
@@ -133,6 +135,7 @@ class Controller:
         adaptive: bool = True,
         plan: str | os.PathLike[str] | dict[str, Any] | None = None,
         codec: Codec | Mapping[Any, Codec] | None = None,
+        menu: Iterable[Codec] = (),
         keep: Iterable[str | torch.nn.Module] = (),
         min_bytes: int = 16384,
         seed: int = 0,
@@ -168,7 +171,12 @@ class Controller:
             raise ValueError(f"level={level!r} brings its own codec: codec cannot be given, too")
         self._rules = rules_of(LEVEL_CODECS.get(level) if codec is None else codec)
         self._core = _C.Controller(
-            *target, min_bytes, seed, False, [rule.for_core() for rule in self._rules]
+            *target,
+            min_bytes,
+            seed,
+            False,
+            [rule.for_core() for rule in self._rules],
+            menu_of(menu),
         )
         self._list_model()
         self._probes: Probes | None = None
@@ -358,7 +366,7 @@ def inspect(fn: Callable[[], Any], model: torch.nn.Module | None = None) -> Repo
     """
     if not callable(fn):
         raise TypeError(f"fn must be callable, got {type(fn).__name__}")
-    core = _C.Controller("exact", 0.0, False, 0, 0, True, [])
+    core = _C.Controller("exact", 0.0, False, 0, 0, True, [], [])
     if model is not None:
         modules = [(module, path, False, 0) for path, module in model.named_modules()]
         core.list_model(modules, _named_tensors(model))

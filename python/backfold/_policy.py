@@ -6,7 +6,7 @@ from __future__ import annotations
 import dataclasses
 import fnmatch
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -52,6 +52,15 @@ def rules_of(codec: Codec | Mapping[Any, Codec] | None) -> list[Rule]:
             raise TypeError(f"codec: {selector!r} must be given a codec, got {value!r}")
         rules.append(Rule(Where.of(selector), value))
     return rules
+
+
+def menu_of(menu: Iterable[Codec]) -> list[tuple[str, dict[str, Any]]]:
+    """Codecs and their arguments, of ``menu=``."""
+    codecs = [menu] if isinstance(menu, Codec) else list(menu)
+    for codec in codecs:
+        if not isinstance(codec, Codec):
+            raise TypeError(f"menu must hold codecs of backfold.codecs, got {codec!r}")
+    return [(type(codec).__name__, dataclasses.asdict(codec)) for codec in codecs]
 
 
 def places(rules: list[Rule], modules: dict[str, torch.nn.Module]) -> dict[str, int]:

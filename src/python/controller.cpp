@@ -33,11 +33,14 @@ class PyController {
  public:
   // `kind` is "bits", "ratio" or "budget", or "exact" without a value.
   PyController(const std::string& kind, double value, bool adaptive, std::int64_t min_bytes,
-               std::uint64_t seed, bool observe_only, const std::vector<PyRule>& rules)
+               std::uint64_t seed, bool observe_only, const std::vector<PyRule>& rules,
+               const std::vector<std::pair<std::string, py::dict>>& menu)
       : controller_(options_of(kind, value, adaptive, min_bytes, seed)) {
     controller_.state().options.observe_only = observe_only;
     for (const PyRule& rule : rules)
       controller_.state().policy.add(rule_of(rule), std::get<2>(rule));
+    for (const auto& [name, arguments] : menu)
+      controller_.state().policy.offer(codec_of(name, arguments));
   }
 
   // For each rule, whether a saved tensor matched it.
@@ -222,7 +225,8 @@ void add_controller(py::module_& module) {
       .def("to_dict", [](const Report& report) { return as_dict(report); });
   py::class_<PyController>(module, "Controller")
       .def(py::init<const std::string&, double, bool, std::int64_t, std::uint64_t, bool,
-                    const std::vector<PyRule>&>())
+                    const std::vector<PyRule>&,
+                    const std::vector<std::pair<std::string, py::dict>>&>())
       .def_property_readonly("matched", &PyController::matched)
       .def("list_model", &PyController::list_model)
       .def("wants_modules", &PyController::wants_modules)

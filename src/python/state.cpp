@@ -12,18 +12,36 @@ using torch_layer::Choice;
 using torch_layer::Footprint;
 using torch_layer::kRawBits;
 using torch_layer::kWidths;
+using torch_layer::Policy;
 using torch_layer::Sensitivity;
 using torch_layer::Site;
 using torch_layer::SiteRecord;
 
-py::object as_object(const std::optional<Choice>& choice) {
+py::object as_object(const std::optional<Choice>& choice, const Policy& policy) {
   if (!choice) return py::none();
   const py::object bits =
       choice->bits == kRawBits ? py::object(py::str("raw")) : py::object(py::int_(choice->bits));
-  return py::dict(py::arg("bits") = bits, py::arg("layout") = name_of(choice->grouping));
+  py::dict dict(py::arg("bits") = bits, py::arg("layout") = name_of(choice->grouping));
+  if (choice->codec >= 0)
+    dict["codec"] = policy.menu()[static_cast<std::size_t>(choice->codec)].reason;
+  return dict;
 }
 
-Choice as_choice(const std::string& site, const py::handle& object) {
+// Of the menu, by the way it is written; -1 where there is none.
+int as_codec(const std::string& site, const py::handle& object, const Policy& policy) {
+  if (!object.contains("codec")) return -1;
+  const auto name = object["codec"].cast<std::string>();
+  std::string offered;
+  for (std::size_t i = 0; i < policy.menu().size(); ++i) {
+    if (policy.menu()[i].reason == name) return static_cast<int>(i);
+    offered += (i ? ", " : "") + policy.menu()[i].reason;
+  }
+  TORCH_CHECK_VALUE(false, "plan: the codec of \"", site, "\" must be one of menu=[", offered,
+                    "], got ", name);
+}
+
+Choice as_choice(const std::string& site, const py::handle& object, const Policy& policy) {
+  const int codec = as_codec(site, object, policy);
   const py::object bits = object["bits"];
   const auto layout = object["layout"].cast<std::string>();
   const auto grouping = torch_layer::grouping_named(layout);
@@ -32,21 +50,25 @@ Choice as_choice(const std::string& site, const py::handle& object) {
   if (py::isinstance<py::str>(bits)) {
     TORCH_CHECK_VALUE(bits.cast<std::string>() == "raw", "plan: the bits of \"", site,
                       "\" must be a width or \"raw\", got ", bits.cast<std::string>());
-    return {kRawBits, *grouping};
+    return {kRawBits, *grouping, codec};
   }
   const int width = bits.cast<int>();
   TORCH_CHECK_VALUE(std::find(kWidths.begin(), kWidths.end(), width) != kWidths.end(),
                     "plan: the bits of \"", site,
                     "\" must be \"raw\" or one of 1, 2, 3, 4, 5, 6, 8, 16, got ", width);
-  return {width, *grouping};
+  return {width, *grouping, codec};
 }
 
 py::dict as_dict(const Sensitivity& sensitivity) {
   py::dict errors;
   for (const auto& [bits, error] : sensitivity.errors)
     errors[py::str(std::to_string(bits))] = error;
+  py::list offers;
+  for (const auto& offer : sensitivity.offers)
+    offers.append(py::make_tuple(offer.codec, offer.bits, offer.error));
   return py::dict(py::arg("estimate") = name_of(sensitivity.estimate),
-                  py::arg("layout") = name_of(sensitivity.grouping), py::arg("errors") = errors);
+                  py::arg("layout") = name_of(sensitivity.grouping), py::arg("errors") = errors,
+                  py::arg("offers_at") = sensitivity.offers_at, py::arg("offers") = offers);
 }
 
 Sensitivity as_sensitivity(const py::handle& object) {
@@ -60,10 +82,14 @@ Sensitivity as_sensitivity(const py::handle& object) {
   for (const auto& [bits, error] : object["errors"].cast<py::dict>())
     sensitivity.errors.emplace_back(std::stoi(bits.cast<std::string>()), error.cast<double>());
   std::sort(sensitivity.errors.begin(), sensitivity.errors.end());
+  sensitivity.offers_at = object["offers_at"].cast<int>();
+  for (const auto& [codec, bits, error] :
+       object["offers"].cast<std::vector<std::tuple<int, double, double>>>())
+    sensitivity.offers.push_back({codec, bits, error});
   return sensitivity;
 }
 
-py::dict as_dict(const SiteRecord& record) {
+py::dict as_dict(const SiteRecord& record, const Policy& policy) {
   py::dict dict;
   dict["name"] = record.name;
   dict["alive"] = record.alive;
@@ -74,7 +100,7 @@ py::dict as_dict(const SiteRecord& record) {
   dict["tried"] = record.tried;
   dict["zero_exact"] = record.zero_exact;
   dict["last_step"] = record.last_step;
-  dict["choice"] = as_object(record.choice);
+  dict["choice"] = as_object(record.choice, policy);
   dict["sensitivity"] = as_dict(record.sensitivity);
   dict["elements"] = record.reference.elements;
   dict["packets"] = record.reference.packets;
@@ -87,7 +113,7 @@ py::dict as_dict(const SiteRecord& record) {
   return dict;
 }
 
-SiteRecord as_record(const py::handle& object) {
+SiteRecord as_record(const py::handle& object, const Policy& policy) {
   SiteRecord record;
   record.name = object["name"].cast<std::string>();
   record.alive = object["alive"].cast<bool>();
@@ -98,7 +124,7 @@ SiteRecord as_record(const py::handle& object) {
   record.tried = object["tried"].cast<bool>();
   record.zero_exact = object["zero_exact"].cast<bool>();
   record.last_step = object["last_step"].cast<std::int64_t>();
-  if (!object["choice"].is_none()) record.choice = as_choice(record.name, object["choice"]);
+  if (!object["choice"].is_none()) record.choice = as_choice(record.name, object["choice"], policy);
   record.sensitivity = as_sensitivity(object["sensitivity"]);
   record.reference.elements = object["elements"].cast<std::int64_t>();
   record.reference.packets = object["packets"].cast<std::int64_t>();
@@ -140,23 +166,24 @@ py::dict state_as_dict(const torch_layer::State& state) {
         py::dict(py::arg("counters") = sketch.counters, py::arg("values") = sketch.values);
   }
   py::list sites;
-  for (const SiteRecord& record : state.sites->records()) sites.append(as_dict(record));
+  for (const SiteRecord& record : state.sites->records())
+    sites.append(as_dict(record, state.policy));
   dict["sites"] = sites;
   return dict;
 }
 
 void combine_tables_by(torch_layer::State& state, const py::function& combine) {
-  state.combine_tables = [combine](std::vector<SiteRecord>& records) {
+  state.combine_tables = [combine, &policy = state.policy](std::vector<SiteRecord>& records) {
     py::list sites;
-    for (const SiteRecord& record : records) sites.append(as_dict(record));
+    for (const SiteRecord& record : records) sites.append(as_dict(record, policy));
     records.clear();
-    for (const py::handle& site : combine(sites)) records.push_back(as_record(site));
+    for (const py::handle& site : combine(sites)) records.push_back(as_record(site, policy));
   };
 }
 
 void take_state(torch_layer::State& state, const py::dict& dict) {
   std::vector<SiteRecord> records;
-  for (const py::handle& site : dict["sites"]) records.push_back(as_record(site));
+  for (const py::handle& site : dict["sites"]) records.push_back(as_record(site, state.policy));
   const auto steps = dict["steps"].cast<std::int64_t>();
   const auto seed = dict["seed"].cast<std::uint64_t>();
   const auto bits = dict["bits"].cast<std::optional<int>>();
@@ -187,7 +214,7 @@ py::dict plan_as_dict(const torch_layer::State& state) {
   py::dict sites;
   for (const SiteRecord& record : state.sites->records()) {
     if (!record.choice || !record.root.empty()) continue;
-    py::dict site = as_object(record.choice);
+    py::dict site = as_object(record.choice, state.policy);
     site["elements"] = record.reference.elements;
     site["estimate"] = name_of(record.sensitivity.estimate);
     site["error"] = error_at(record.sensitivity, record.choice->bits);
@@ -202,7 +229,8 @@ py::dict plan_as_dict(const torch_layer::State& state) {
 void take_plan(torch_layer::State& state, const py::dict& dict) {
   std::vector<std::pair<std::string, Choice>> choices;
   for (const auto& [name, site] : dict["sites"].cast<py::dict>())
-    choices.emplace_back(name.cast<std::string>(), as_choice(name.cast<std::string>(), site));
+    choices.emplace_back(name.cast<std::string>(),
+                         as_choice(name.cast<std::string>(), site, state.policy));
   const auto bits = dict["bits"].cast<int>();
   TORCH_CHECK_VALUE(std::find(kWidths.begin(), kWidths.end(), bits) != kWidths.end(),
                     "plan: bits must be one of 1, 2, 3, 4, 5, 6, 8, 16, got ", bits);

@@ -166,6 +166,12 @@ struct Paused {
   Guard* const guard;
 };
 
+std::vector<Codec> menu_of(const Policy& policy) {
+  std::vector<Codec> menu;
+  for (const Policy::Entry& entry : policy.menu()) menu.push_back(entry.rule.codec);
+  return menu;
+}
+
 constexpr const char* kNoBackward =
     "step must run backward: it saved tensors for it and never asked for them";
 
@@ -201,6 +207,7 @@ int calibrate(const std::shared_ptr<State>& state, const std::function<void()>& 
   const std::optional<int> noisy_at = noisy_width(*state);
   const auto measure = [&] {
     const auto probe = std::make_shared<Probe>(seed_of(*state), epsilon, least, noisy_at);
+    probe->offer(menu_of(state->policy));
     {
       const MovedLeaves moved(leaves, epsilon, seed_of(*state));
       run(state, probe, Probe::Pass::kMoved, step);
@@ -227,6 +234,7 @@ int calibrate_exactly(const std::shared_ptr<State>& state, const std::function<v
   learn_sites(state, step, snapshot);
   const std::vector<at::Tensor> leaves = leaves_of(*state, options);
   const auto probe = std::make_shared<Probe>(seed_of(*state), 0, 1);
+  probe->offer(menu_of(state->policy));
   const auto gradients = [&](const Site* only, int bits, std::uint64_t draw) {
     probe->fold_only(only, bits, draw);
     run(state, probe, Probe::Pass::kFolded, step);
@@ -245,7 +253,8 @@ int calibrate_exactly(const std::shared_ptr<State>& state, const std::function<v
       site.sensitivity = {};
       continue;
     }
-    Sensitivity found{Sensitivity::Estimate::kExact, probe->grouping_of(site), {}};
+    Sensitivity found = probe->ranked(site);
+    found.estimate = Sensitivity::Estimate::kExact;
     for (const int bits : probe->widths(site)) {
       double sum = 0;
       for (std::uint64_t draw = 0; draw < kDraws; ++draw)

@@ -46,6 +46,7 @@ std::shared_ptr<State> state_for(const ControllerOptions& options) {
   state->options.seed = options.seed;
   state->keep = options.keep;
   for (const CodecRule& rule : options.codec) state->policy.add(rule, false);
+  for (const Codec& codec : options.menu) state->policy.offer(codec);
   return state;
 }
 

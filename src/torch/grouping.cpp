@@ -92,17 +92,17 @@ GroupFormat group_format(const at::Tensor& tensor, ElementType type, const Choic
   return format;
 }
 
-at::Tensor round_trip(const at::Tensor& tensor, GroupFormat format, const Key& key) {
+at::Tensor round_trip(const at::Tensor& tensor, Format format, const Key& key) {
   const Span span = span_of(tensor);
   const bool in_place = fills_its_span(tensor, span);
   const at::Tensor copy = in_place ? at::Tensor() : without_gaps(tensor);
-  format.count = in_place ? span.count : copy.numel();
+  const std::int64_t count = in_place ? span.count : copy.numel();
+  set_count(format, count);
   const auto* begin = in_place ? static_cast<const char*>(tensor.storage().data()) +
                                      span.begin * static_cast<std::int64_t>(tensor.element_size())
                                : static_cast<const char*>(copy.const_data_ptr());
   const at::Tensor payload = pack_payload(begin, tensor.device(), format, key);
-  const at::Tensor decoded =
-      unpack_payload(payload, format, {format.count}, {1}, tensor.scalar_type());
+  const at::Tensor decoded = unpack_payload(payload, format, {count}, {1}, tensor.scalar_type());
   return tensor_at(decoded.storage(),
                    in_place ? view_in_span(tensor, span.begin) : view_in_copy(tensor, copy),
                    tensor.scalar_type());

@@ -31,6 +31,7 @@ struct Grouping {
 struct Choice {
   int bits = 4;  // or kRawBits
   Grouping grouping;
+  int codec = -1;  // of the menu, where the plan chose one; bits are for tensors it does not fit
 
   bool operator==(const Choice&) const = default;
 };
@@ -61,7 +62,7 @@ GroupFormat group_format(const at::Tensor& tensor, ElementType type, const Choic
                          bool zero_exact);
 
 // What a tensor would come back as: packed as the store packs it, and unpacked.
-at::Tensor round_trip(const at::Tensor& tensor, GroupFormat format, const Key& key);
+at::Tensor round_trip(const at::Tensor& tensor, Format format, const Key& key);
 
 }  // namespace backfold::torch_layer
 

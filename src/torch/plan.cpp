@@ -16,6 +16,8 @@ namespace {
 
 // Sites that no step saved to for so long are gone.
 constexpr std::int64_t kForgotten = 1000;
+// Of a group's header, per element.
+constexpr double kHeaderBits = 0.25;
 
 // Sites that share a packet, and what is known of them together.
 struct Bundle {
@@ -37,12 +39,28 @@ struct Bundle {
     for (const Site* rider : riders) sum += error_at(rider->sensitivity, bits);
     return sum;
   }
-  Grouping grouping() const {
+  // The table that says how the packet is best made.
+  const Sensitivity& ranked() const {
     for (const Site* rider : riders)
       if (root->sensitivity.errors.empty() && !rider->sensitivity.errors.empty())
-        return rider->sensitivity.grouping;
-    return root->sensitivity.grouping;
+        return rider->sensitivity;
+    return root->sensitivity;
   }
+  Grouping grouping() const { return ranked().grouping; }
+  // Codecs of the menu, where nobody reads the packet finely or by its signs.
+  const c10::SmallVector<Sensitivity::Offer, 1>& offers() const {
+    static const c10::SmallVector<Sensitivity::Offer, 1> none;
+    const auto fine = [](const Site* site) { return site->floor > 0 || site->zero_exact; };
+    const bool open = measured && !fine(root) && std::none_of(riders.begin(), riders.end(), fine);
+    return open ? ranked().offers : none;
+  }
+};
+
+// One way to keep a bundle.
+struct Option {
+  Choice choice;
+  std::int64_t bytes = 0, cost = 0;  // cost is in the unit of the target
+  double error = 0;
 };
 
 bool is_current(const Site& site, std::int64_t step) {
@@ -210,9 +228,35 @@ namespace {
 
 struct Solution {
   std::vector<Bundle> bundles;
-  std::vector<int> widths;  // of each
+  std::vector<Option> options;  // of each
   double error = 0, uniform_error = 0;
 };
+
+// Every way to keep a bundle. What was not measured has one width, the uniform one.
+std::vector<Option> options_for(const Target& target, const Bundle& bundle, int uniform) {
+  const Footprint& reference = bundle.root->reference;
+  std::vector<int> widths = widths_for(target, bundle);
+  if (!bundle.measured) widths = {uniform};
+  std::vector<Option> options;
+  for (const int width : widths)
+    options.push_back({{width, bundle.grouping()},
+                       bytes_at(reference, width, bundle.grouping()),
+                       cost_at(target, reference, width, bundle.grouping()),
+                       bundle.error(width)});
+  for (const Sensitivity::Offer& offer : bundle.offers()) {
+    const auto elements = static_cast<double>(reference.elements);
+    const auto bytes = static_cast<std::int64_t>(std::ceil(elements * offer.bits / 8));
+    // Where code widths count, an offer is as wide as groups that take the same bytes.
+    const double width = std::max(0.0, offer.bits - kHeaderBits);
+    options.push_back({{uniform, bundle.grouping(), offer.codec},
+                       bytes,
+                       target.kind == Target::Kind::kBits
+                           ? static_cast<std::int64_t>(std::ceil(elements * width))
+                           : bytes,
+                       bundle.error(bundle.ranked().offers_at) * offer.error});
+  }
+  return options;
+}
 
 Solution solve(SiteTable& sites, const StepReference& reference, const Target& target,
                std::int64_t step) {
@@ -220,23 +264,20 @@ Solution solve(SiteTable& sites, const StepReference& reference, const Target& t
   solution.bundles = bundles_of(sites, step);
   const int uniform = uniform_width(sites, reference, target, step);
   std::vector<PlanSite> menus;
-  std::vector<std::vector<int>> widths;
+  std::vector<std::vector<Option>> options;
   std::int64_t least = 0;
   for (const Bundle& bundle : solution.bundles) {
-    std::vector<int> allowed = widths_for(target, bundle);
-    const int at_uniform = *std::find_if(allowed.begin(), allowed.end() - 1,
+    const std::vector<int> widths = widths_for(target, bundle);
+    const int at_uniform = *std::find_if(widths.begin(), widths.end() - 1,
                                          [&](int width) { return width >= uniform; });
     solution.uniform_error += bundle.error(at_uniform);
-    if (!bundle.measured) allowed = {at_uniform};
+    options.push_back(options_for(target, bundle, at_uniform));
     PlanSite menu;
-    for (const int width : allowed)
-      menu.options.push_back(
-          {cost_at(target, bundle.root->reference, width, bundle.grouping()), bundle.error(width)});
+    for (const Option& option : options.back()) menu.options.push_back({option.cost, option.error});
     least += std::min_element(menu.options.begin(), menu.options.end(),
                               [](const auto& a, const auto& b) { return a.bytes < b.bytes; })
                  ->bytes;
     menus.push_back(std::move(menu));
-    widths.push_back(std::move(allowed));
   }
   std::int64_t allowed = allowance(target, reference, solution.bundles);
   // A mean that floors do not allow is met as closely as they do.
@@ -246,8 +287,8 @@ Solution solve(SiteTable& sites, const StepReference& reference, const Target& t
   const Status status = backfold::make_plan(menus, allowed, &plan);
   TORCH_CHECK(status.ok(), "backfold: ", status.message());
   solution.error = plan.error;
-  for (std::size_t i = 0; i < widths.size(); ++i)
-    solution.widths.push_back(widths[i][static_cast<std::size_t>(plan.choice[i])]);
+  for (std::size_t i = 0; i < options.size(); ++i)
+    solution.options.push_back(options[i][static_cast<std::size_t>(plan.choice[i])]);
   return solution;
 }
 
@@ -270,16 +311,19 @@ PlanSummary make_plan(SiteTable& sites, const StepReference& reference, const Ta
   double elements = 0, bits = 0;
   for (std::size_t i = 0; i < solution.bundles.size(); ++i) {
     const Bundle& bundle = solution.bundles[i];
-    const int width = solution.widths[i];
-    const Choice choice{width, bundle.grouping()};
-    bundle.root->choice = choice;
-    for (Site* rider : bundle.riders) rider->choice = choice;
+    const Option& option = solution.options[i];
+    bundle.root->choice = option.choice;
+    for (Site* rider : bundle.riders) rider->choice = option.choice;
     summary.sites += bundle.measured;
     const Footprint& footprint = bundle.root->reference;
-    summary.held_bytes += bytes_at(footprint, width, choice.grouping);
-    elements += static_cast<double>(footprint.elements);
-    bits += static_cast<double>(footprint.elements) *
-            static_cast<double>(width == kRawBits ? 8 * footprint.element_bytes : width);
+    summary.held_bytes += option.bytes;
+    const auto count = static_cast<double>(footprint.elements);
+    elements += count;
+    bits += option.choice.codec >= 0
+                ? std::max(0.0, 8 * static_cast<double>(option.bytes) - count * kHeaderBits)
+            : option.choice.bits == kRawBits
+                ? count * static_cast<double>(8 * footprint.element_bytes)
+                : count * option.choice.bits;
     bundle.root->tried = true;
   }
   summary.mean_bits = elements > 0 ? bits / elements : 0;

@@ -36,6 +36,17 @@ void Policy::add(CodecRule rule, bool by_place) {
   entries_.push_back({std::move(rule), std::move(reason), by_place, false});
 }
 
+void Policy::offer(const Codec& codec) {
+  check_codec(codec);
+  const bool offered = std::holds_alternative<codecs::PoolResidual>(codec) ||
+                       std::holds_alternative<codecs::Project>(codec) ||
+                       std::holds_alternative<codecs::RunningRange>(codec);
+  TORCH_CHECK_VALUE(offered, "menu takes PoolResidual, Project and RunningRange, got ",
+                    describe(codec),
+                    is_biased(codec) ? ": what is biased is used by the user's word alone" : "");
+  menu_.push_back({{{}, codec}, describe(codec), false, false});
+}
+
 std::uint64_t Policy::rules_for(const std::string& path) const {
   std::uint64_t rules = 0;
   for (std::size_t i = 0; i < entries_.size(); ++i) {

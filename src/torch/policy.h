@@ -37,9 +37,19 @@ class Policy {
 
   // Raises ValueError for a codec or a selector that is not allowed.
   void add(CodecRule rule, bool by_place);
+  // A codec that plans may choose. Raises ValueError for one that is biased or keeps no packets.
+  void offer(const Codec& codec);
+  const std::vector<Entry>& menu() const { return menu_; }
+  // What stands for a codec of the menu where a rule would.
+  static int menu_rule(int codec) { return static_cast<int>(kMostRules) + codec; }
+  // Whether a packet under this rule is the plan's.
+  static bool is_planned(int rule) { return rule == kNone || rule >= menu_rule(0); }
 
   bool empty() const { return entries_.empty(); }
-  const Entry& operator[](int rule) const { return entries_[static_cast<std::size_t>(rule)]; }
+  const Entry& operator[](int rule) const {
+    const auto index = static_cast<std::size_t>(rule);
+    return index < kMostRules ? entries_[index] : menu_[index - kMostRules];
+  }
   const std::vector<Entry>& entries() const { return entries_; }
 
   // Rules whose pattern matches the name of a part, as a set of bits.
@@ -49,7 +59,7 @@ class Policy {
   int rule_for(const Site& site, const Path& path, const at::Tensor& tensor, std::int64_t bytes);
 
  private:
-  std::vector<Entry> entries_;
+  std::vector<Entry> entries_, menu_;
 };
 
 }  // namespace backfold::torch_layer

@@ -11,6 +11,7 @@
 #include <set>
 
 #include "torch/closed_form.h"
+#include "torch/coding.h"
 #include "torch/effect.h"
 #include "torch/geometry.h"
 #include "torch/treatment.h"
@@ -225,13 +226,26 @@ void Probe::rank(const at::Tensor& tensor, Site& site) {
   Ranking& ranking = found->second;
   const auto groups = groups_of(tensor);
   std::vector<at::Tensor> errors;
-  const int bits = std::max(2, widths(site)[0]);
+  const int bits = ranking.bits = std::max(2, widths(site)[0]);
   for (std::size_t i = 0; i < kGroupings.size(); ++i) {
     if (groups[i] == 0 || (kGroupings[i].layout == Layout::kRotated && is_zero_exact(site)))
       continue;
     const GroupFormat format = format_with(site, tensor, {bits, kGroupings[i]});
     ranking.groupings.push_back(kGroupings[i]);
     errors.push_back(difference(round_trip(tensor, format, next_key()), tensor));
+  }
+  // What is read finely, or by its signs, is not for other codecs.
+  const bool open =
+      site.floor == 0 && !is_zero_exact(site) && fills_its_span(tensor, span_of(tensor));
+  for (std::size_t i = 0; open && i < menu_.size(); ++i) {
+    const Key key = next_key();
+    const auto coding = coding_for(menu_[i], tensor, {site.op->name}, key);
+    const auto* format = std::get_if<Format>(&coding);
+    if (!format) continue;
+    const double stored =
+        8.0 * static_cast<double>(packed_bytes(*format)) / static_cast<double>(tensor.numel());
+    ranking.offers.push_back({static_cast<int>(i), stored, 0});
+    errors.push_back(difference(round_trip(tensor, *format, key), tensor));
   }
   ranking.errors = at::_foreach_norm(errors, 2);
 }
@@ -244,17 +258,30 @@ void Probe::settle_rankings() {
   const std::vector<double> values = read_energies(all);
   std::size_t i = 0;
   for (auto& [site, ranking] : rankings_) {
-    double least = INFINITY;
+    double least = INFINITY, best = 0;
     for (const Grouping& grouping : ranking.groupings) {
       // Other groupings cost time: they have to be worth it.
-      const double error = values[i++] * (grouping.layout == Layout::kFlat ? 0.95 : 1.0);
+      const double error = values[i] * (grouping.layout == Layout::kFlat ? 0.95 : 1.0);
       if (error < least) {
         least = error;
+        best = values[i];
         ranking.best = grouping;
       }
+      ++i;
     }
+    for (Sensitivity::Offer& offer : ranking.offers)
+      offer.error = best > 0 ? values[i] / best : 1, ++i;
     ranking.errors.clear();
   }
+}
+
+Sensitivity Probe::ranked(const Site& root) const {
+  const Ranking& ranking = rankings_.at(&root);
+  Sensitivity sensitivity;
+  sensitivity.grouping = ranking.best;
+  sensitivity.offers_at = ranking.bits;
+  sensitivity.offers = ranking.offers;
+  return sensitivity;
 }
 
 void Probe::add_relative_errors(const at::Tensor& tensor, Site& site,
@@ -462,8 +489,12 @@ int Probe::write_tables(double scale) {
                     [](const auto& entry) { return !std::isfinite(entry.second); }))
       continue;
     std::sort(sensitivity.errors.begin(), sensitivity.errors.end());
-    if (const auto found = rankings_.find(&root_of(*site)); found != rankings_.end())
-      sensitivity.grouping = found->second.best;
+    if (const Site& root = root_of(*site); saw(root)) {
+      auto [estimate, errors] = std::pair(sensitivity.estimate, std::move(sensitivity.errors));
+      sensitivity = ranked(root);
+      sensitivity.estimate = estimate;
+      sensitivity.errors = std::move(errors);
+    }
     site->sensitivity = sensitivity;
   }
   measurements_.clear();

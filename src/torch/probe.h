@@ -25,6 +25,7 @@
 #include <unordered_set>
 #include <vector>
 
+#include "backfold/codecs.h"
 #include "torch/calls.h"
 #include "torch/demand.h"
 #include "torch/gains.h"
@@ -132,6 +133,9 @@ class Probe : public std::enable_shared_from_this<Probe> {
   void begin(Pass pass);
   Pass pass() const { return pass_; }
 
+  // Codecs to be ranked beside the group quantizer.
+  void offer(std::vector<Codec> menu) { menu_ = std::move(menu); }
+
   // What an entry does with a tensor in a pass that is not the user's own.
   Saved save(const at::Tensor& tensor, Site& site, const Demand& demand, RunningCall& call,
              SitesAlive sites);
@@ -148,7 +152,8 @@ class Probe : public std::enable_shared_from_this<Probe> {
   void fold_only(const Site* root, int bits, std::uint64_t draw);
   // Ranks groupings by the errors gathered so far.
   void settle_rankings();
-  Grouping grouping_of(const Site& root) const { return rankings_.at(&root).best; }
+  // A table without errors, but with the grouping and offers that were ranked.
+  Sensitivity ranked(const Site& root) const;
   bool saw(const Site& root) const { return rankings_.contains(&root); }
 
   // Whether backward was begun in this pass, and whether there was anything to read in it.
@@ -183,7 +188,9 @@ class Probe : public std::enable_shared_from_this<Probe> {
   // The groupings of one bundle, with their errors, until they are ranked.
   struct Ranking {
     std::vector<Grouping> groupings;
-    std::vector<at::Tensor> errors;
+    int bits = 0;
+    c10::SmallVector<Sensitivity::Offer, 1> offers;
+    std::vector<at::Tensor> errors;  // of the groupings, then of the offers
     Grouping best;
   };
   // Inputs of a call in the first pass.
@@ -228,6 +235,7 @@ class Probe : public std::enable_shared_from_this<Probe> {
   std::unordered_set<const torch::autograd::Node*> watched_;
   std::mutex mutex_;  // of what follows: hooks run on autograd's threads
   bool settled_ = false;
+  std::vector<Codec> menu_;
   const Site* only_ = nullptr;
   int only_bits_ = 0;
   std::uint64_t only_draw_ = 0;

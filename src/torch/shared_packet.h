@@ -65,6 +65,10 @@ class SharedPacket {
 
   Site& site() const { return site_; }
   int rule() const { return rule_; }
+  // Whether its width or codec is a matter of the plan.
+  bool is_planned() const {
+    return rule_ == -1 ? std::holds_alternative<GroupFormat>(format_) : rule_ >= 64;
+  }
   const Format& format() const { return format_; }
   const Span& span() const { return span_; }
   bool is_copy() const { return original_.has_value(); }

@@ -90,7 +90,15 @@ struct Sensitivity {
     kSignalGain,  // relative error times what the gradient itself does further on
     kExact,       // whole passes with this tensor alone folded
   };
+  // What another codec makes of the tensor, in its own squared error.
+  struct Offer {
+    int codec = 0;     // of the menu
+    double bits = 0;   // stored, per element
+    double error = 0;  // by that of the group quantizer at `offers_at` bits
+  };
   Estimate estimate = Estimate::kNone;
+  int offers_at = 0;
+  c10::SmallVector<Offer, 1> offers;
   Grouping grouping;                                   // that it was measured with
   c10::SmallVector<std::pair<int, double>, 4> errors;  // width and energy, widths rising
 };

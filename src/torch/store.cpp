@@ -225,11 +225,11 @@ std::optional<Saved> Store::share(Saving& saving, Entry& entry) {
     }
     if (saving.demand.reads != Reads::kPredicate) packet->values_are_read();
     if (!serves(*packet, saving.site, saving.demand, bits)) {
-      if (options_.adaptive && saving.rule == Policy::kNone)
+      if (options_.adaptive && Policy::is_planned(saving.rule))
         packet->site().served_floor = std::max(packet->site().served_floor, bits);
       continue;
     }
-    if (std::holds_alternative<GroupFormat>(packet->format()) && saving.rule == Policy::kNone) {
+    if (packet->is_planned()) {
       saving.site.root = &packet->site();
       saving.site.floor = std::max(saving.site.floor, saving.demand.bits);
     }
@@ -271,7 +271,7 @@ Saved Store::pack(Saving& saving, Entry& entry, const Treatment& treatment) {
   ledger.elements += count;
   describe(ledger, treatment.kind, code_bits(format), treatment.reason, bytes,
            choice_for(saving.site).value_or(Choice{}).grouping);
-  if (std::holds_alternative<GroupFormat>(format) && saving.rule == Policy::kNone) {
+  if (packet->is_planned()) {
     saving.site.root = nullptr;
     saving.site.zero_exact = treatment.kind == Kind::kZeroExact;
     saving.site.last_step = saving.step;
@@ -318,7 +318,7 @@ std::optional<Saved> Store::encode(Saving& saving, Entry& entry, bool tanh) {
   }
   if (!site.memory) site.memory = std::make_shared<CodecMemory>();
   if (ranged) site.memory->decay = ranged->decay;
-  site.rule = saving.rule;
+  if (!Policy::is_planned(saving.rule)) site.rule = saving.rule;
   site.last_step = saving.step;
   site.memory->wants_scores = options_.wants_scores;
   return pack(saving, entry, {kind_of(codec), chosen.reason.c_str(), std::get<Format>(coding)});
@@ -341,14 +341,16 @@ Saved Store::save(const at::Tensor& tensor, Site& site, const Demand& demand, st
   if (saving.first) entry.site = &site;
   if (options_.observe_only) return hold(saving, entry, Kind::kRaw, demand.reason);
   if (sites_->keeps(site)) return hold(saving, entry, Kind::kPassed, "named in keep=");
+  const bool reads_values = demand.reads == Reads::kValues || demand.reads == Reads::kFinely;
   if (!policy_.empty()) {
     saving.rule = policy_.rule_for(site, sites_->path_of(site), tensor, bytes);
     if (saving.rule != Policy::kNone &&
         std::holds_alternative<codecs::Keep>(policy_[saving.rule].rule.codec))
       return hold(saving, entry, Kind::kPassed, "codec=Keep()");
-    if (demand.reads != Reads::kValues && demand.reads != Reads::kFinely)
-      saving.rule = Policy::kNone;
+    if (!reads_values) saving.rule = Policy::kNone;
   }
+  if (saving.rule == Policy::kNone && reads_values && site.choice && site.choice->codec >= 0)
+    saving.rule = Policy::menu_rule(site.choice->codec);
   if (entry.copy && entry.copy_version == tensor._version()) {
     Ledger& ledger = book(saving);
     ledger.unique_bytes += saving.first ? bytes : 0;

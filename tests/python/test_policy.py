@@ -205,6 +205,52 @@ def test_widths_of_samples_are_shared_out_by_what_was_measured(device):
     assert errors[2,] < 0.7 * errors[()]
 
 
+def test_a_plan_takes_from_the_menu_what_is_worth_its_bytes(device):
+    class Smooth(nn.Module):
+        """Maps of blocks that are nearly constant, and a matrix of noise; products read both."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(8, 1, 1))
+            self.mix = nn.Parameter(torch.ones(64))
+
+        def forward(self, maps, noise):
+            mapped = functional.interpolate(maps, scale_factor=8) + 0.02 * grain
+            return (mapped * self.scale).square().mean() + (noise.sin() * self.mix).square().mean()
+
+    model = Smooth().to(device)
+    generator = torch.Generator().manual_seed(0)
+    maps = torch.randn(8, 8, 4, 4, generator=generator).to(device).requires_grad_()
+    grain = torch.randn(8, 8, 32, 32, generator=generator).to(device)
+    noise = torch.randn(512, 64, generator=generator).to(device).requires_grad_()
+    plans = {}
+    for menu in ((), (codecs.PoolResidual(8, 2), codecs.Project(8, 2))):
+        fold = backfold.Controller(model, bits=3, menu=menu, min_bytes=0)
+        for _ in range(5):
+            with fold:
+                loss = model(maps, noise)
+            loss.backward()
+        plans[bool(menu)] = fold.plan()["sites"]
+        assert fold.report().to_dict()["plan"]["mean_bits"] <= 3
+    assert not any("codec" in site for site in plans[False].values())
+    chosen = {site.get("codec") for site in plans[True].values()}
+    assert "PoolResidual(block=8, bits=2)" in chosen and None in chosen
+    assert "pooled and residual" in kinds(fold).values()
+    state = fold.state_dict()
+    again = backfold.Controller(model, bits=3, menu=menu, min_bytes=0)
+    again.load_state_dict(state)
+    assert again.plan() == fold.plan()
+    with pytest.raises(ValueError, match=r"codec of .* must be one of menu=\[\], got Pool"):
+        backfold.Controller(model, plan=fold.plan())
+
+
+def test_what_may_not_be_on_a_menu_is_refused():
+    with pytest.raises(ValueError, match=r"got Pool\(block=4\): what is biased is used by"):
+        backfold.Controller(menu=[codecs.Pool(4)])
+    with pytest.raises(TypeError, match="menu must hold codecs"):
+        backfold.Controller(menu=["pool"])
+
+
 def test_what_codecs_remember_is_resumed(device):
     model, x, y = network(device)
     first = backfold.Controller(model, codec=codecs.RunningRange(8), bits=None, min_bytes=0)
