@@ -60,6 +60,7 @@ add_library(backfold_torch SHARED
   src/torch/probe.cpp
   src/torch/project.cpp
   src/torch/report.cpp
+  src/torch/sample_norms.cpp
   src/torch/sample_plan.cpp
   src/torch/saved.cpp
   src/torch/shared_packet.cpp

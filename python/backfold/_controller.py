@@ -220,6 +220,7 @@ class Controller:
         self._core.exit()
         if self._watches:
             _module_hooks.close()
+        self._core.sample_ids(None, 0)
         if self._rules and self._core.steps == 1 and not exception[0]:
             warn_of_unmatched(self._rules, self._core.matched)
         if self._probes is not None:
@@ -233,6 +234,20 @@ class Controller:
     def report(self) -> Report:
         """What the last step kept for backward: by whom, how, and why."""
         return Report(self._core.report())
+
+    def sample_ids(self, ids: torch.Tensor, count: int) -> None:
+        """Says which samples of the data set, of `count` in all, the next block's batch holds.
+
+        Places that are kept with ``per_sample=True`` then rank samples by range and by the gradient
+        that each of them last had there, which takes 4 bytes for every sample and place.
+        """
+        if not isinstance(ids, torch.Tensor) or ids.dtype != torch.int64 or ids.dim() != 1:
+            raise TypeError(f"ids must be an int64 tensor of one dimension, got {ids!r}")
+        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+            raise ValueError(f"count must be an int of 1 or more, got {count!r}")
+        if not ids.is_cuda and ids.numel() and not 0 <= ids.min() <= ids.max() < count:
+            raise ValueError(f"ids must be from 0 to {count - 1}, got {ids.min()} to {ids.max()}")
+        self._core.sample_ids(ids, count)
 
     def calibrate(self, step: Callable[[], Any], method: str = "probe") -> None:
         """Measures sensitivities over the whole of `step` and plans by them, now.

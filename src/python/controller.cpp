@@ -167,6 +167,11 @@ class PyController {
     python::combine_tables_by(controller_.state(), combine);
   }
 
+  // Of the next block; none without ids.
+  void sample_ids(const std::optional<at::Tensor>& ids, std::int64_t count) {
+    controller_.state().options.samples = {ids.value_or(at::Tensor()), count};
+  }
+
   bool stale() { return controller_.state().unknown_modules; }
   std::int64_t steps() const { return controller_.steps(); }
   Report report() const { return controller_.report(); }
@@ -243,6 +248,7 @@ void add_controller(py::module_& module) {
       .def("state", &PyController::state)
       .def("load_state", &PyController::load_state)
       .def("plan", &PyController::plan)
+      .def("sample_ids", &PyController::sample_ids)
       .def("combine_tables_by", &PyController::combine_tables_by)
       .def("load_plan", &PyController::load_plan)
       .def_property_readonly("own_probe_ran", &PyController::own_probe_ran)

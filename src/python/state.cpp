@@ -108,8 +108,10 @@ py::dict as_dict(const SiteRecord& record, const Policy& policy) {
   dict["groups"] = record.reference.groups;
   dict["rule"] = record.rule;
   dict["shares"] = record.shares;
-  dict["ranges"] = py::none();
-  if (record.ranges.defined()) dict["ranges"] = record.ranges.clone();
+  for (const auto& [name, tensor] : {std::pair("ranges", record.ranges), {"norms", record.norms}}) {
+    dict[name] = py::none();
+    if (tensor.defined()) dict[name] = tensor.clone();
+  }
   return dict;
 }
 
@@ -133,6 +135,7 @@ SiteRecord as_record(const py::handle& object, const Policy& policy) {
   record.rule = object["rule"].cast<int>();
   record.shares = object["shares"].cast<decltype(SiteRecord::shares)>();
   if (!object["ranges"].is_none()) record.ranges = object["ranges"].cast<at::Tensor>().clone();
+  if (!object["norms"].is_none()) record.norms = object["norms"].cast<at::Tensor>().clone();
   return record;
 }
 

@@ -94,6 +94,7 @@ std::unique_ptr<at::ObserverContext> begin(const at::RecordFunction& call) {
   running.results = 0;
   running.saved = false;
   running.note = -1;
+  running.sampled.clear();
   running.tensors.clear();
   const c10::ArrayRef<const c10::IValue> inputs = call.inputs();
   for (std::size_t i = 0; i < inputs.size(); ++i) {

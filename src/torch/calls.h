@@ -22,6 +22,8 @@
 
 namespace backfold::torch_layer {
 
+struct Site;
+
 // What an operator is, learned at its first call. Lives as long as the process.
 struct Operator {
   std::string name;      // "aten::addmm", or the class of a Python autograd.Function
@@ -45,6 +47,7 @@ struct RunningCall {
   int results = 0;                     // tensors saved so far that are no argument
   std::int64_t note = -1;              // of whoever observes the end of calls
   bool saved = false;                  // anything
+  c10::SmallVector<Site*, 1> sampled;  // where gradients of samples are wanted
 };
 
 // The innermost call on this thread; null outside of calls. Valid until the call ends.

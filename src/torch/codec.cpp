@@ -206,13 +206,12 @@ at::Tensor pack_payload(const void* source, const at::Device& device, const Form
                    execution, memory};
   check(std::visit([&](const auto& one) { return pack_with(one, to); }, format));
   if (const auto* samples = std::get_if<SampleFormat>(&format);
-      samples && memory && memory->wants_scores)
-    memory->scores =
-        payload
-            .slice(0, static_cast<std::int64_t>(scores_offset(*samples)),
-                   static_cast<std::int64_t>(scores_offset(*samples)) + 4 * samples->samples)
-            .clone()
-            .view(at::kFloat);
+      samples && memory && memory->wants_scores) {
+    const auto begin = static_cast<std::int64_t>(scores_offset(*samples));
+    const at::Tensor scores =
+        payload.slice(0, begin, begin + 4 * samples->samples).view(at::kFloat);
+    memory->scores = memory->weights.defined() ? scores.mul(memory->weights) : scores.clone();
+  }
   return payload;
 }
 

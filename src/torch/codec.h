@@ -35,6 +35,7 @@ struct CodecMemory {
   at::Tensor ranges;   // channels x {low, high}, running; undefined before the first step
   at::Tensor weights;  // of the samples of the next packet; undefined for all alike
   at::Tensor scores;   // of the samples of the last packet, where they were asked for
+  at::Tensor norms;    // of the gradients that samples of the data set last had here
   bool wants_scores = false;
 };
 

@@ -72,6 +72,11 @@ void observe_begin(const RunningCall& call) {
 }
 
 void observe_end(const RunningCall& call, c10::ArrayRef<c10::IValue> results) {
+  if (!call.sampled.empty() && current_entry && !results.empty() && results[0].isTensor()) {
+    std::vector<std::shared_ptr<CodecMemory>> memories;
+    for (const Site* site : call.sampled) memories.push_back(site->memory);
+    watch_norms(results[0].toTensor(), std::move(memories), current_entry->state().options.samples);
+  }
   if (Probe* probe = watching_probe()) probe->call_ended(call, results);
 }
 
@@ -117,7 +122,7 @@ Entry::Entry(std::shared_ptr<State> state)
   }
   observe_copies(observe_copy);
   observe_regions(observe_region);
-  if (state_->probe) observe_calls(observe_begin, observe_end);
+  if (observes_calls()) observe_calls(observe_begin, observe_end);
   hook_installer().install();
   state_->thread = std::this_thread::get_id();
   current_entry = this;
@@ -132,7 +137,7 @@ Entry::~Entry() {
     std::erase(entered().states, state_.get());
   }
   current_entry = outer_;
-  if (state_->probe) observe_calls(nullptr, nullptr);
+  if (observes_calls()) observe_calls(nullptr, nullptr);
   hook_installer().uninstall();
   if (allocations_) c10::ThreadLocalDebugInfo::_pop(c10::DebugInfoKind::PROFILER_STATE);
   if (saved_something_ && allocated_before_) {
@@ -240,6 +245,8 @@ Saved Entry::save(const at::Tensor& tensor, const char* obstacle) {
     stand_in = state_->probe->note(tensor, site, demand, *call);
   Saved saved = store_.save(tensor, site, demand, state_->steps, obstacle, is_gelu_by_tanh(*call));
   if (stand_in) saved.stand_in(std::move(stand_in));
+  if (state_->options.samples.ids.defined() && site.ledger.kind == Kind::kPerSample)
+    call->sampled.push_back(&site);
   return saved;
 }
 

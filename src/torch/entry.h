@@ -89,6 +89,8 @@ class Entry {
   Store& store() { return store_; }
 
  private:
+  // Whether the ends of calls are of interest: to a probe, or for the gradients of samples.
+  bool observes_calls() const { return state_->probe || state_->options.samples.ids.defined(); }
   void note_reference();
 
   std::shared_ptr<State> state_;

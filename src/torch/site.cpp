@@ -164,9 +164,10 @@ void SiteTable::apply(const SiteRecord& record, Site& site) {
   site.reference = record.reference;
   site.rule = record.rule;
   site.shares = record.shares;
-  if (record.ranges.defined()) {
+  if (record.ranges.defined() || record.norms.defined()) {
     site.memory = std::make_shared<CodecMemory>();
     site.memory->ranges = record.ranges;
+    site.memory->norms = record.norms;
   }
 }
 
@@ -176,7 +177,8 @@ std::vector<SiteRecord> SiteTable::records() const {
     records.push_back({site.name, site.alive, site.sign, site.root ? site.root->name : "",
                        site.floor, site.served_floor, site.tried, site.zero_exact, site.last_step,
                        site.choice, site.sensitivity, site.reference, site.rule, site.shares,
-                       site.memory ? site.memory->ranges : at::Tensor()});
+                       site.memory ? site.memory->ranges : at::Tensor(),
+                       site.memory ? site.memory->norms : at::Tensor()});
   for (const auto& [name, record] : expected_)
     if (!by_name_.contains(name)) records.push_back(record);
   std::sort(records.begin(), records.end(),

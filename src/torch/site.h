@@ -169,7 +169,7 @@ struct SiteRecord {
   Footprint reference;
   int rule = -1;
   std::array<double, 8> shares{};
-  at::Tensor ranges;  // running, where a codec has them
+  at::Tensor ranges, norms;  // what codecs remember, where they do
 };
 
 class SiteTable {

@@ -19,6 +19,7 @@
 #include "torch/coding.h"
 #include "torch/demand.h"
 #include "torch/policy.h"
+#include "torch/sample_norms.h"
 #include "torch/saved.h"
 #include "torch/site.h"
 #include "torch/treatment.h"
@@ -32,6 +33,7 @@ struct StoreOptions {
   std::uint64_t seed = 0;
   bool observe_only = false;  // pack nothing, count everything
   bool wants_scores = false;  // of samples whose widths are about to be planned
+  SampleIds samples;          // of the batch, where the user gave them
 };
 
 // A parameter or buffer of the model.

@@ -251,6 +251,55 @@ def test_what_may_not_be_on_a_menu_is_refused():
         backfold.Controller(menu=["pool"])
 
 
+def test_samples_are_ranked_by_their_own_last_gradients(device):
+    """All samples range alike; those with large gradients are worth the wide codes."""
+    torch.manual_seed(0)
+    layer = nn.Linear(512, 512).to(device)
+    x = torch.randn(16, 512, device=device)
+    weight = torch.logspace(-2, 1, 16, device=device).view(-1, 1)
+    ids = torch.arange(16) + 100
+
+    def loss():
+        return (layer(x * 1.0).tanh() * weight).sum()
+
+    def step(fold):
+        layer.zero_grad()
+        with fold:
+            result = loss()
+        result.backward()
+        return layer.weight.grad.clone()
+
+    plain = step(NoFold())
+    codec = codecs.Quantize(2, per_sample=True)
+    errors = {}
+    for known in (False, True):
+        fold = backfold.Controller(layer, bits=2, codec=codec, min_bytes=0, probe_steps=(3,))
+        for _ in range(5):
+            if known:
+                fold.sample_ids(ids, 200)
+            step(fold)
+        norms = [site["norms"] for site in fold.state_dict()["sites"] if site["norms"] is not None]
+        assert bool(norms) == known
+        for table in norms:
+            assert table[100:116].all() and not table[:100].any()
+        errors[known] = 0.0
+        for _ in range(20):
+            if known:
+                fold.sample_ids(ids, 200)
+            errors[known] += (step(fold) - plain).square().sum().item()
+    assert errors[True] < 0.5 * errors[False]
+
+
+def test_bad_sample_ids_are_refused():
+    fold = backfold.Controller()
+    with pytest.raises(TypeError, match="ids must be an int64 tensor of one dimension"):
+        fold.sample_ids([1, 2], 4)
+    with pytest.raises(ValueError, match="ids must be from 0 to 3, got 1 to 4"):
+        fold.sample_ids(torch.tensor([1, 4]), 4)
+    with pytest.raises(ValueError, match="count must be an int of 1 or more, got 0"):
+        fold.sample_ids(torch.tensor([1]), 0)
+
+
 def test_what_codecs_remember_is_resumed(device):
     model, x, y = network(device)
     first = backfold.Controller(model, codec=codecs.RunningRange(8), bits=None, min_bytes=0)

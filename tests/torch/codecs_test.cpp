@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Codecs for chosen places, in a program without Python.
+
+#include "backfold/codecs.h"
+
+#include <ATen/record_function.h>
+#include <gtest/gtest.h>
+#include <torch/csrc/api/include/torch/torch.h>
+
+#include "backfold/controller.h"
+
+namespace backfold {
+namespace {
+
+// What a step keeps of `op`'s first tensor in the part `module`.
+std::string kind_of(const Report& report, const std::string& module, const std::string& op) {
+  for (const ReportRow& row : report.rows)
+    if (row.module == module && row.op == op && row.held_bytes > 0) return row.kind;
+  return "nothing";
+}
+
+torch::Tensor forward(const torch::Tensor& x) {
+  torch::Tensor y = x;
+  {
+    RECORD_USER_SCOPE("encoder");
+    y = torch::gelu(y * 2).tanh();
+  }
+  {
+    RECORD_USER_SCOPE("decoder");
+    y = torch::gelu(y * 2).tanh();
+  }
+  return y.square().sum();
+}
+
+void run(Controller& fold, const torch::Tensor& x) {
+  for (int step = 0; step < 2; ++step) {
+    torch::Tensor loss;
+    {
+      const auto scope = fold.enter();
+      loss = forward(x);
+    }
+    loss.backward();
+  }
+}
+
+TEST(Codecs, TheFirstRuleThatMatchesWins) {
+  ControllerOptions options;
+  options.min_bytes = 0;
+  options.codec = {{{.path = "enc*", .op = "aten::gelu"}, codecs::FewBit{3}},
+                   {{.path = "encoder"}, codecs::Pool{4}},
+                   {{.type = at::kDouble}, codecs::Keep{}},
+                   {{.op = "aten::gelu", .min_bytes = 1024}, codecs::PoolResidual{8, 2}}};
+  Controller fold(options);
+  run(fold, torch::randn({2, 4, 32, 32}).requires_grad_());
+  const Report report = fold.report();
+  EXPECT_EQ(kind_of(report, "encoder", "aten::gelu"), "few bit");
+  EXPECT_EQ(kind_of(report, "encoder", "aten::tanh"), "pooled");
+  EXPECT_EQ(kind_of(report, "decoder", "aten::gelu"), "pooled and residual");
+  EXPECT_EQ(kind_of(report, "decoder", "aten::tanh"), "lossy");
+}
+
+TEST(Codecs, ARuleThatDoesNotFitRaises) {
+  ControllerOptions options;
+  options.min_bytes = 0;
+  options.codec = {{{.op = "aten::tanh"}, codecs::Pool{4}}};
+  Controller fold(options);
+  EXPECT_THROW(run(fold, torch::randn({64, 64}).requires_grad_()), c10::ValueError);
+}
+
+TEST(Codecs, BadArgumentsAreRefused) {
+  ControllerOptions options;
+  options.codec = {{{}, codecs::Quantize{7}}};
+  EXPECT_THROW(Controller{options}, c10::ValueError);
+  options.codec = {{{.op = "gelu"}, codecs::Keep{}}};
+  EXPECT_THROW(Controller{options}, c10::ValueError);
+  options.codec = {{{.path = "block["}, codecs::Keep{}}};
+  EXPECT_THROW(Controller{options}, c10::ValueError);
+  options.codec.clear();
+  options.menu = {codecs::Pool{4}};
+  EXPECT_THROW(Controller{options}, c10::ValueError);
+}
+
+TEST(Codecs, AreWrittenAsPythonWritesThem) {
+  EXPECT_EQ(describe(codecs::RunningRange{8, 0.9}), "RunningRange(bits=8, decay=0.9)");
+  EXPECT_EQ(describe(codecs::Quantize{2, true}), "Quantize(bits=2, per_sample=True)");
+  EXPECT_TRUE(is_biased(codecs::Pool{}) && is_biased(codecs::FewBit{}));
+  EXPECT_FALSE(is_biased(codecs::Project{}));
+}
+
+}  // namespace
+}  // namespace backfold
