@@ -307,4 +307,5 @@ def test_what_codecs_remember_is_resumed(device):
     second = backfold.Controller(model, codec=codecs.RunningRange(8), bits=None, min_bytes=0)
     second.load_state_dict(first.state_dict())
     for a, b in zip(train(first, model, x, y, 1), train(second, model, x, y, 1), strict=True):
-        assert torch.equal(a, b)
+        # Convolutions on a GPU add in no fixed order; other packets would differ by percents.
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-7)
