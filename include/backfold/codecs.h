@@ -89,6 +89,9 @@ struct Selector {
 struct CodecRule {
   Selector where;
   Codec codec;
+  // Whether a tensor that the codec is not for raises ValueError. If not, and where the selector
+  // matches everything, such a tensor stays with the plan.
+  bool strict = true;
 };
 
 }  // namespace backfold

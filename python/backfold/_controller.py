@@ -169,7 +169,8 @@ class Controller:
         self._held_open = 0  # by calibrate(), and by blocks inside it
         if level in LEVEL_CODECS and codec is not None:
             raise ValueError(f"level={level!r} brings its own codec: codec cannot be given, too")
-        self._rules = rules_of(LEVEL_CODECS.get(level) if codec is None else codec)
+        preset = LEVEL_CODECS.get(level) if level is not None else None
+        self._rules = rules_of(codec) if preset is None else rules_of(preset, strict=False)
         self._core = _C.Controller(
             *target,
             min_bytes,

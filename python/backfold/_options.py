@@ -62,7 +62,8 @@ LEVEL_CODECS: Final[dict[str, Codec | dict[Any, Codec]]] = {
     "pooled": {"aten::convolution": Pool(4)},
     "division": PoolResidual(8, 2),
     "mesa": RunningRange(8),
-    "exact-project": Project(8, 2),
+    # Of a product with a weight the error stays in the gradient of that weight.
+    "exact-project": {"aten::addmm": Project(8, 2), "aten::mm": Project(8, 2)},
 }
 
 # The level, what it needs that is not there, and the level that is the same without it.

@@ -19,17 +19,18 @@ _MOST_RULES = 64
 class Rule(NamedTuple):
     where: Where
     codec: Codec
+    strict: bool = True  # a tensor that the codec is not for is an error
 
-    def for_core(self) -> tuple[str, dict[str, Any], bool, str, torch.dtype | None, int]:
-        """Codec and arguments; whether modules are chosen; operator, type, size."""
+    def for_core(self) -> tuple[str, dict[str, Any], bool, str, torch.dtype | None, int, bool]:
+        """Codec and arguments; whether modules are chosen; operator, type, size; strictness."""
         where = self.where
         arguments = dataclasses.asdict(self.codec)
         placed = where.module is not None
         name = type(self.codec).__name__
-        return name, arguments, placed, where.op or "", where.dtype, where.min_bytes
+        return name, arguments, placed, where.op or "", where.dtype, where.min_bytes, self.strict
 
 
-def rules_of(codec: Codec | Mapping[Any, Codec] | None) -> list[Rule]:
+def rules_of(codec: Codec | Mapping[Any, Codec] | None, strict: bool = True) -> list[Rule]:
     """The rules that ``codec=`` means, in order.
 
     >>> from backfold.codecs import Pool, Quantize
@@ -50,7 +51,7 @@ def rules_of(codec: Codec | Mapping[Any, Codec] | None) -> list[Rule]:
     for selector, value in codec.items():
         if not isinstance(value, Codec):
             raise TypeError(f"codec: {selector!r} must be given a codec, got {value!r}")
-        rules.append(Rule(Where.of(selector), value))
+        rules.append(Rule(Where.of(selector), value, strict))
     return rules
 
 
@@ -82,7 +83,8 @@ def places(rules: list[Rule], modules: dict[str, torch.nn.Module]) -> dict[str, 
 
 def warn_of_unmatched(rules: list[Rule], matched: list[bool]) -> None:
     """Names selectors that no saved tensor of the first step had."""
-    idle = [rule.where for rule, seen in zip(rules, matched, strict=True) if not seen]
+    found = zip(rules, matched, strict=True)
+    idle = [rule.where for rule, seen in found if not seen and rule.strict]
     if idle:
         names = ", ".join(map(repr, idle))
         warnings.warn(

@@ -20,9 +20,10 @@ namespace backfold::python {
 // By the name of its class and its arguments.
 Codec codec_of(const std::string& name, const pybind11::dict& arguments);
 
-// Codec and arguments; whether listed modules are what it is for; operator, type and least size.
+// Codec and arguments; whether listed modules are what it is for; operator, type and least size;
+// whether it is strict.
 using PyRule = std::tuple<std::string, pybind11::dict, bool, std::string,
-                          std::optional<at::ScalarType>, std::int64_t>;
+                          std::optional<at::ScalarType>, std::int64_t, bool>;
 CodecRule rule_of(const PyRule& rule);
 
 void add_codecs(pybind11::module_& module);

@@ -12,13 +12,17 @@
 namespace backfold::torch_layer {
 namespace {
 
-using Coding = std::variant<Format, std::string>;
-
 template <typename... Parts>
-std::string text(const Parts&... parts) {
+Misfit misfit(const Parts&... parts) {
   std::ostringstream out;
   (out << ... << parts);
-  return out.str();
+  return {out.str()};
+}
+
+Misfit too_small(const at::Tensor& tensor, const Status& status) {
+  Misfit found = misfit("cannot be used for ", tensor.sizes(), ": ", status.message());
+  found.only_small = true;
+  return found;
 }
 
 // Dimensions in the order of memory, outermost first, without those of size 1.
@@ -35,7 +39,7 @@ ElementType type_of(const at::Tensor& tensor) { return *element_type(tensor.scal
 
 Coding pooled(int block, int bits, const at::Tensor& tensor, const Saver& saver) {
   const std::int64_t dim = tensor.dim();
-  if (dim < 3 || dim > 5) return text("takes tensors of 3 to 5 dimensions, got ", tensor.sizes());
+  if (dim < 3 || dim > 5) return misfit("takes tensors of 3 to 5 dimensions, got ", tensor.sizes());
   // Of (batch, channels, positions...) the positions; a sequence outside of a convolution is
   // (batch, positions, channels).
   const bool sequence = dim == 3 && saver.op != "aten::convolution";
@@ -46,7 +50,7 @@ Coding pooled(int block, int bits, const at::Tensor& tensor, const Saver& saver)
   for (const std::int64_t d : memory_order(tensor)) {
     const std::int64_t size = tensor.size(d);
     if (is_pooled(d)) {
-      if (inner) return text("takes positions that lie together, got strides ", tensor.strides());
+      if (inner) return misfit("takes positions that lie together, got strides ", tensor.strides());
       positions.push_back(size);
     } else {
       inner |= !positions.empty();
@@ -57,8 +61,7 @@ Coding pooled(int block, int bits, const at::Tensor& tensor, const Saver& saver)
   format.depth = positions[0];
   format.height = positions[1];
   format.width = positions[2];
-  if (const Status status = validate(format); !status.ok())
-    return text("cannot be used for ", tensor.sizes(), ": ", status.message());
+  if (const Status status = validate(format); !status.ok()) return too_small(tensor, status);
   return Format(format);
 }
 
@@ -84,10 +87,10 @@ std::array<std::int64_t, 8> counts_of(const std::array<double, 8>& shares, std::
 
 Coding per_sample(int bits, const at::Tensor& tensor, const Saver& saver) {
   if (tensor.dim() < 2 || tensor.size(0) < 2)
-    return text("takes tensors with a batch dimension of 2 or more samples in front, got ",
-                tensor.sizes());
+    return misfit("takes tensors with a batch dimension of 2 or more samples in front, got ",
+                  tensor.sizes());
   if (tensor.stride(0) * tensor.size(0) != tensor.numel())
-    return text("takes samples that lie together, got strides ", tensor.strides());
+    return misfit("takes samples that lie together, got strides ", tensor.strides());
   std::array<double, 8> shares = saver.shares;
   if (std::accumulate(shares.begin(), shares.end(), 0.0) == 0)
     shares[static_cast<std::size_t>(std::find(kSampleWidths.begin(), kSampleWidths.end(), bits) -
@@ -96,8 +99,7 @@ Coding per_sample(int bits, const at::Tensor& tensor, const Saver& saver) {
                       .samples = tensor.size(0),
                       .per_sample = tensor.numel() / tensor.size(0),
                       .histogram = counts_of(shares, tensor.size(0))};
-  if (const Status status = validate(format); !status.ok())
-    return text("cannot be used for ", tensor.sizes(), ": ", status.message());
+  if (const Status status = validate(format); !status.ok()) return too_small(tensor, status);
   return Format(format);
 }
 
@@ -105,20 +107,20 @@ Coding projected(const codecs::Project& codec, const at::Tensor& tensor, const K
   const auto order = memory_order(tensor);
   const std::int64_t columns = order.empty() ? 1 : tensor.size(order.back());
   if (columns < 2 * codec.ratio)
-    return text("takes a last dimension of ", 2 * codec.ratio, " or more, got ", tensor.sizes());
+    return misfit("takes a last dimension of ", 2 * codec.ratio, " or more, got ", tensor.sizes());
   ProjectFormat format;
   format.columns = columns;
   format.rows = tensor.numel() / columns;
   format.kept = columns / codec.ratio;
   format.codes = {.type = type_of(tensor), .bits = codec.bits, .count = format.rows * format.kept};
   format.key = key;
-  if (const Status status = validate(format.codes); !status.ok())
-    return text("cannot be used for ", tensor.sizes(), ": ", status.message());
+  if (const Status status = validate(format.codes); !status.ok()) return too_small(tensor, status);
   return Format(format);
 }
 
 Coding ranged(const codecs::RunningRange& codec, const at::Tensor& tensor) {
-  if (tensor.dim() < 2) return text("takes tensors of 2 or more dimensions, got ", tensor.sizes());
+  if (tensor.dim() < 2)
+    return misfit("takes tensors of 2 or more dimensions, got ", tensor.sizes());
   // Channels of a map, or heads; of a sequence or a matrix the last dimension.
   const std::int64_t channel = tensor.dim() >= 4 ? 1 : tensor.dim() - 1;
   RangedFormat format{
@@ -138,8 +140,8 @@ Coding ranged(const codecs::RunningRange& codec, const at::Tensor& tensor) {
 Coding tabulated(const codecs::FewBit& codec, const at::Tensor& tensor, const Saver& saver) {
   const bool gelu = saver.op == "aten::gelu";
   if (!gelu && saver.op != "aten::silu")
-    return text("takes what aten::gelu and aten::silu save, got a tensor of ",
-                saver.op.empty() ? "no operator" : saver.op);
+    return misfit("takes what aten::gelu and aten::silu save, got a tensor of ",
+                  saver.op.empty() ? std::string_view("no operator") : saver.op);
   const Activation activation = !gelu        ? Activation::kSilu
                                 : saver.tanh ? Activation::kGeluTanh
                                              : Activation::kGelu;
@@ -153,7 +155,7 @@ Coding tabulated(const codecs::FewBit& codec, const at::Tensor& tensor, const Sa
 Coding coding_for(const Codec& codec, const at::Tensor& tensor, const Saver& saver,
                   const Key& key) {
   if (!tensor.is_floating_point())
-    return text("takes floating-point tensors, got ", tensor.scalar_type());
+    return misfit("takes floating-point tensors, got ", tensor.scalar_type());
   struct Make {
     const at::Tensor& tensor;
     const Saver& saver;
@@ -170,8 +172,8 @@ Coding coding_for(const Codec& codec, const at::Tensor& tensor, const Saver& sav
     Coding operator()(const codecs::Project& one) const { return projected(one, tensor, key); }
     Coding operator()(const codecs::RunningRange& one) const { return ranged(one, tensor); }
     Coding operator()(const codecs::FewBit& one) const { return tabulated(one, tensor, saver); }
-    Coding operator()(const codecs::Exact&) const { return std::string("keeps no packet"); }
-    Coding operator()(const codecs::Keep&) const { return std::string("keeps no packet"); }
+    Coding operator()(const codecs::Exact&) const { return misfit("keeps no packet"); }
+    Coding operator()(const codecs::Keep&) const { return misfit("keeps no packet"); }
   };
   return std::visit(Make{tensor, saver, key}, codec);
 }

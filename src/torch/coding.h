@@ -23,11 +23,18 @@ struct Saver {
   std::array<double, 8> shares{};  // of samples at each of kSampleWidths; all 0 for one width
 };
 
-// The format, or why the codec is not for such a tensor, as the end of a sentence ("takes tensors
-// of 3 to 5 dimensions, got ..."). The tensor is dense. Codecs without a format (Exact, Keep) are
-// no business of this function.
-std::variant<Format, std::string> coding_for(const Codec& codec, const at::Tensor& tensor,
-                                             const Saver& saver, const Key& key);
+// Why a codec is not for a tensor, as the end of a sentence ("takes tensors of 3 to 5 dimensions,
+// got
+// ..."). One that is only too small is the right kind of tensor.
+struct Misfit {
+  std::string why;
+  bool only_small = false;
+};
+
+using Coding = std::variant<Format, Misfit>;
+
+// The tensor is dense. Codecs without a format (Exact, Keep) are no business of this function.
+Coding coding_for(const Codec& codec, const at::Tensor& tensor, const Saver& saver, const Key& key);
 
 }  // namespace backfold::torch_layer
 

@@ -78,8 +78,8 @@ Packet::Packet(const at::Tensor& source, const Codec& codec, std::string_view op
   check_codec(codec);
   how_ = backfold::describe(codec);
   auto coding = coding_for(codec, dense_, {op}, key);
-  if (const auto* why = std::get_if<std::string>(&coding))
-    TORCH_CHECK_VALUE(false, "codec: ", how_, " ", *why);
+  if (const auto* misfit = std::get_if<Misfit>(&coding))
+    TORCH_CHECK_VALUE(false, "codec: ", how_, " ", misfit->why);
   format_ = std::get<Format>(std::move(coding));
   pack(key);
 }

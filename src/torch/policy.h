@@ -22,16 +22,16 @@ class Policy {
   static constexpr std::size_t kMostRules = 64;  // bits of Path::rules
 
   // A rule, and whether modules that the caller lists say which places it is for, instead of the
-  // pattern of its selector. A rule for all places and tensors is `everywhere`: where its codec
-  // does not fit, the plan decides; elsewhere that is an error.
+  // pattern of its selector.
   struct Entry {
     CodecRule rule;
     std::string reason;  // "Pool(block=4), biased"
     bool by_place = false;
     bool matched = false;
-    bool everywhere() const {
-      return !by_place && rule.where.path.empty() && rule.where.op.empty() && !rule.where.type &&
-             rule.where.min_bytes == 0;
+    bool is_strict() const {
+      const bool everywhere = !by_place && rule.where.path.empty() && rule.where.op.empty() &&
+                              !rule.where.type && rule.where.min_bytes == 0;
+      return rule.strict && !everywhere;
     }
   };
 

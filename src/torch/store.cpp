@@ -300,7 +300,7 @@ std::optional<Saved> Store::encode(Saving& saving, Entry& entry, bool tanh) {
   // What is read finely has a floor that a user's width does not undercut, as with bits=.
   const bool coarse =
       saving.demand.reads == Reads::kFinely && !ranged && !(quantize && !quantize->per_sample);
-  std::variant<Format, std::string> coding = std::string("takes no tensor that is read finely");
+  Coding coding = Misfit{"takes no tensor that is read finely", true};
   if (!coarse) {
     Codec used = codec;
     if (quantize && !quantize->per_sample)
@@ -309,11 +309,11 @@ std::optional<Saved> Store::encode(Saving& saving, Entry& entry, bool tanh) {
         coding_for(used, dense, {site.op->name, tanh, site.shares},
                    {options_.seed, scramble(site.hash ^ static_cast<std::uint64_t>(saving.step))});
   }
-  if (const auto* why = std::get_if<std::string>(&coding)) {
+  if (const auto* misfit = std::get_if<Misfit>(&coding)) {
     const std::string& path = sites_->path_of(site).name;
-    TORCH_CHECK_VALUE(coarse || chosen.everywhere(), "codec: ", backfold::describe(codec), " ",
-                      *why, ", saved by ", site.op->name, " (", site.slot, ")",
-                      path.empty() ? "" : " in ", path);
+    TORCH_CHECK_VALUE(misfit->only_small || !chosen.is_strict(),
+                      "codec: ", backfold::describe(codec), " ", misfit->why, ", saved by ",
+                      site.op->name, " (", site.slot, ")", path.empty() ? "" : " in ", path);
     return std::nullopt;
   }
   if (!site.memory) site.memory = std::make_shared<CodecMemory>();
