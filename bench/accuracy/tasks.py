@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is trained: graph attention on Cora, a small ResNet on CIFAR-10, MiniLM on SST-2.
+"""What is trained: two graph networks on Cora, a small ResNet on CIFAR-10, MiniLM on SST-2.
 
 A task holds its whole data set on the device. Batches follow from the seed alone, so all variants
 of one seed start from the same weights, see the same batches and draw the same dropout masks.
@@ -11,9 +11,18 @@ from collections.abc import Iterator
 
 import torch
 from datasets import cifar10, cora, normalised, sst2
-from networks import GraphAttentionNetwork, ResNet18, minilm
+from networks import GraphAttentionNetwork, GraphConvolutionNetwork, ResNet18, minilm
 from torch import Tensor, nn
 from torch.nn import functional
+
+
+class Size(typing.NamedTuple):
+    """Of a training, where it differs from the task's own. The last three are for cifar."""
+
+    steps: int | None = None
+    epochs: int | None = None
+    width: int | None = None
+    images: int | None = None
 
 
 class Training(typing.NamedTuple):
@@ -49,6 +58,9 @@ class CoraTask:
 
     def training(self) -> Training:
         model = GraphAttentionNetwork(self.graph.features.shape[1], 7).to(self.device)
+        return self.optimized(model)
+
+    def optimized(self, model: nn.Module) -> Training:
         optimizer = torch.optim.Adam(model.parameters(), lr=0.01, weight_decay=5e-4)
         return Training(model, optimizer, torch.optim.lr_scheduler.ConstantLR(optimizer, 1.0))
 
@@ -65,22 +77,42 @@ class CoraTask:
         return (found == self.graph.labels[test]).float().mean().item()
 
 
+class GcnTask(CoraTask):
+    seeds = 3
+    HIDDEN = 64
+
+    def __init__(self, data: pathlib.Path, device: str, steps: int | None):
+        super().__init__(data, device, steps)
+        self.title = f"two-layer GCN, {self.HIDDEN} hidden, on Cora, {self.steps} epochs"
+
+    def training(self) -> Training:
+        features = self.graph.features.shape[1]
+        return self.optimized(GraphConvolutionNetwork(features, self.HIDDEN, 7).to(self.device))
+
+
 class CifarTask:
     seeds = 3
     min_bytes = 16384
     BATCH, EPOCHS, WIDTH = 128, 10, 32
 
-    def __init__(self, data: pathlib.Path, device: str, steps: int | None):
+    def __init__(self, data: pathlib.Path, device: str, size: Size):
         train, test = cifar10(data, "train"), cifar10(data, "test")
-        self.pixels, self.labels = train.pixels.to(device), train.labels.to(device)
+        count = min(size.images or len(train.labels), len(train.labels))
+        if count < self.BATCH:
+            raise ValueError(f"--images must be at least {self.BATCH}, a batch, got {count}")
+        chosen = torch.arange(count) * len(train.labels) // count  # of every class alike
+        self.pixels, self.labels = train.pixels[chosen].to(device), train.labels[chosen].to(device)
         self.test = normalised(test.pixels.to(device)), test.labels.to(device)
-        self.steps = steps or self.EPOCHS * (len(train.labels) // self.BATCH)
-        epochs = self.steps * self.BATCH / len(train.labels)
-        self.title = f"ResNet-18 of {self.WIDTH} channels on half of CIFAR-10, {epochs:.1f} epochs"
+        self.width = size.width or self.WIDTH
+        self.steps = size.steps or (size.epochs or self.EPOCHS) * (count // self.BATCH)
+        self.title = (
+            f"ResNet-18 of {self.width} channels on {count:,} images of CIFAR-10, "
+            f"{self.steps * self.BATCH / count:.1f} epochs"
+        )
         self.device = device
 
     def training(self) -> Training:
-        model = ResNet18(self.WIDTH).to(self.device)
+        model = ResNet18(self.width).to(self.device)
         optimizer = torch.optim.SGD(
             model.parameters(), lr=0.1, momentum=0.9, weight_decay=5e-4, nesterov=True
         )
@@ -187,12 +219,14 @@ class Sst2Task:
         return right / len(self.dev.lengths)
 
 
-def build(name: str, data: pathlib.Path, device: str, steps: int | None, weights) -> Task:
-    if name == "cora":
-        return CoraTask(data, device, steps)
+def build(name: str, data: pathlib.Path, device: str, size: Size, weights) -> Task:
     if name == "cifar":
-        return CifarTask(data, device, steps)
-    return Sst2Task(data, device, steps, weights)
+        return CifarTask(data, device, size)
+    if size != Size(steps=size.steps):
+        raise ValueError(f"--epochs, --width and --images are for cifar, not for {name}")
+    if name == "sst2":
+        return Sst2Task(data, device, size.steps, weights)
+    return (GcnTask if name == "gcn" else CoraTask)(data, device, size.steps)
 
 
-NAMES = ["cora", "cifar", "sst2"]
+NAMES = ["cora", "gcn", "cifar", "sst2"]

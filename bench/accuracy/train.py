@@ -6,58 +6,34 @@
     bench/accuracy/train.py cifar --data DIR --device cuda --json cifar.json
     bench/accuracy/train.py sst2 --data DIR --device cuda --model DIR --variants plain adaptive-2
     bench/accuracy/train.py sst2 --data DIR --resume a.json b.json --markdown
+    bench/accuracy/train.py gcn --data DIR --variants plain project-8+2
+    bench/accuracy/train.py cifar --data DIR --epochs 3 --width 8 --images 5000
 
-A variant is plain, fixed-N (one width of N bits everywhere) or adaptive-N (N bits on average, by a
-plan that is made on the way; N need not be whole). Seeds are 0, 1, 2, ...: of the weights, the
-batches, dropout and the rounding. Runs that a file of --resume holds are shown and not run again.
+Seeds are 0, 1, 2, ...: of the weights, the batches, dropout and the rounding. Runs that a file of
+--resume holds are shown and not run again.
 """
 
 import argparse
-import contextlib
 import dataclasses
 import json
 import os
 import pathlib
-import re
 import statistics
 import sys
 import time
 
 try:
-    import backfold
     import torch
+    import variants
     from datasets import MissingData
     from tables import table
-    from tasks import NAMES, Task, build
+    from tasks import NAMES, Size, Task, build
     from tqdm import tqdm
 except ImportError as error:
     sys.exit(
         f"bench/accuracy/train.py: {error}. Build the package with make test-python, then run "
         ".venv/bin/pip install --requirement scripts/requirements-models.txt"
     )
-
-VARIANTS = ["plain", "fixed-4", "fixed-2", "adaptive-4", "adaptive-2", "adaptive-1.5"]
-
-
-def variant(text: str) -> str:
-    """Checks what --variants got."""
-    if not re.fullmatch(r"plain|fixed-\d+|adaptive-\d+(\.\d+)?", text):
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is none of plain, fixed-N with a whole N, adaptive-N"
-        )
-    return text
-
-
-def scope(name: str, model: torch.nn.Module, min_bytes: int, seed: int):
-    """What the forward of a variant runs in."""
-    kind, _, bits = name.partition("-")
-    if kind == "plain":
-        return contextlib.nullcontext()
-    if kind == "fixed":
-        return backfold.Controller(
-            model, bits=int(bits), adaptive=False, min_bytes=min_bytes, seed=seed
-        )
-    return backfold.Controller(model, bits=float(bits), min_bytes=min_bytes, seed=seed)
 
 
 @dataclasses.dataclass
@@ -73,7 +49,7 @@ class Run:
 def train(task: Task, name: str, seed: int) -> Run:
     torch.manual_seed(seed)
     model, optimizer, schedule = task.training()
-    fold = scope(name, model, task.min_bytes, seed)
+    fold = variants.scope(name, model, task.min_bytes, seed)
     losses = []
     start = time.perf_counter()
     bar = tqdm(task.batches(seed), f"{name}, seed {seed}", task.steps, leave=False, disable=None)
@@ -120,22 +96,22 @@ def summary(runs: list[Run], markdown: bool) -> str:
     return table(head, rows, markdown)
 
 
-def earlier_runs(paths: list[pathlib.Path], task: str, steps: int) -> list[Run]:
-    runs = []
+def earlier_runs(paths: list[pathlib.Path], title: str) -> list[Run]:
+    """Of all files, each variant and seed once."""
+    runs: dict[tuple[str, int], Run] = {}
     for path in paths:
         content = json.loads(path.read_text())
-        if (content["task"], content["steps"]) != (task, steps):
-            raise ValueError(
-                f"--resume: {path} holds {content['steps']} steps of {content['task']}, not "
-                f"{steps} of {task}"
-            )
-        runs += [Run(**run) for run in content["runs"]]
-    return runs
+        if content.get("title") != title:
+            raise ValueError(f"--resume: {path} holds {content.get('title')!r}, not {title!r}")
+        for run in content["runs"]:
+            runs.setdefault((run["variant"], run["seed"]), Run(**run))
+    return list(runs.values())
 
 
 def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        description=f"{__doc__}\n{variants.__doc__}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     data = os.environ.get("BACKFOLD_DATA")
     parser.add_argument("task", choices=NAMES)
@@ -143,16 +119,21 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
     parser.add_argument("--model", type=pathlib.Path, help="folder of MiniLM; else the wheel's")
     parser.add_argument("--seeds", type=int, metavar="N", help="5 for cora, 3 for the others")
-    parser.add_argument("--variants", nargs="+", type=variant, default=VARIANTS)
+    parser.add_argument("--variants", nargs="+", type=variants.variant, default=variants.DEFAULT)
     parser.add_argument("--steps", type=int, help="fewer than the whole training, for a try")
+    parser.add_argument("--epochs", type=int, help="of cifar; 10 unless told")
+    parser.add_argument("--width", type=int, help="channels of cifar's first stage; 32 unless told")
+    parser.add_argument("--images", type=int, help="of cifar to train on; all unless told")
     parser.add_argument("--resume", nargs="+", type=pathlib.Path, default=[], metavar="FILE")
     parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="also write all runs")
     parser.add_argument("--markdown", action="store_true", help="print Markdown")
     arguments = parser.parse_args()
-    for name in ("seeds", "steps"):
+    for name in ("seeds", *Size._fields):
         value = getattr(arguments, name)
         if value is not None and value < 1:
             parser.error(f"--{name} must be at least 1, got {value}")
+    if arguments.steps and arguments.epochs:
+        parser.error("--steps and --epochs cannot be given together")
     if arguments.device.startswith("cuda") and not torch.cuda.is_available():
         parser.error(f"--device {arguments.device}: torch sees no GPU here")
     return arguments
@@ -164,8 +145,9 @@ def main() -> int:
     torch.backends.cudnn.allow_tf32 = True
     folder = pathlib.Path(arguments.data or ".")
     try:
-        task = build(arguments.task, folder, arguments.device, arguments.steps, arguments.model)
-        runs = earlier_runs(arguments.resume, arguments.task, task.steps)
+        size = Size(*(getattr(arguments, name) for name in Size._fields))
+        task = build(arguments.task, folder, arguments.device, size, arguments.model)
+        runs = earlier_runs(arguments.resume, task.title)
     except (MissingData, ValueError) as error:
         sys.exit(f"bench/accuracy/train.py: {error}")
     gpu = arguments.device.startswith("cuda")
@@ -180,7 +162,7 @@ def main() -> int:
         runs.append(run)
         print(f"{name}, seed {seed}: {run.accuracy:.2f}%, {run.seconds:.1f} s", file=sys.stderr)
         if arguments.json:  # after each, so that what is cut short can be resumed
-            content = {"task": arguments.task, "steps": task.steps, "device": device}
+            content = {"task": arguments.task, "title": task.title, "device": device}
             content["runs"] = [dataclasses.asdict(run) for run in runs]
             arguments.json.write_text(json.dumps(content, indent=1) + "\n")
     print("", summary(runs, arguments.markdown), sep="\n")

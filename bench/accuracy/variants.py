@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Variants of a training by name: what of the saved tensors is kept, and how.
+
+plain          nothing is folded
+fixed-N        one width of N bits everywhere
+adaptive-N     N bits on average, by a plan that is made on the way; N need not be whole
+pool-N         averages of N x N positions for convolutions, everything else exact
+pool-N+B       the same, with what is left in B bits
+project-R+B    inputs of linear layers projected to an Rth, in B bits, everything else exact
+a level        of backfold.Controller: actnn-L1 to actnn-L3, pooled, division, mesa, exact-project
+"""
+
+import argparse
+import contextlib
+import re
+
+import backfold
+import torch
+from backfold import codecs
+
+LEVELS = ["actnn-L1", "actnn-L2", "actnn-L3", "pooled", "division", "mesa", "exact-project"]
+FORMS = {
+    "plain": r"plain",
+    "fixed": r"fixed-(\d+)",
+    "adaptive": r"adaptive-(\d+(?:\.\d+)?)",
+    "pool": r"pool-(\d+)(?:\+(\d+))?",
+    "project": r"project-(\d+)\+(\d+)",
+}
+DEFAULT = ["plain", "fixed-4", "fixed-2", "adaptive-4", "adaptive-2", "adaptive-1.5"]
+
+
+def options(name: str) -> dict:
+    """The arguments of a Controller that a variant stands for; plain has none."""
+    if name in LEVELS:
+        return {"level": name}
+    for kind, form in FORMS.items():
+        found = re.fullmatch(form, name)
+        if not found:
+            continue
+        if kind == "plain":
+            return {}
+        if kind == "fixed":
+            return {"bits": int(found[1]), "adaptive": False}
+        if kind == "adaptive":
+            return {"bits": float(found[1])}
+        if kind == "pool":
+            block, bits = int(found[1]), found[2]
+            codec = codecs.PoolResidual(block, int(bits)) if bits else codecs.Pool(block)
+            return {"bits": None, "codec": {"aten::convolution": codec}}
+        codec = codecs.Project(int(found[1]), int(found[2]))
+        return {"bits": None, "codec": {torch.nn.Linear: codec}}
+    raise ValueError(
+        f"{name!r} is none of plain, fixed-N, adaptive-N, pool-N, pool-N+B, project-R+B, "
+        + ", ".join(LEVELS)
+    )
+
+
+def variant(text: str) -> str:
+    """Checks what --variants got."""
+    try:
+        options(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    return text
+
+
+def scope(
+    name: str, model: torch.nn.Module, min_bytes: int, seed: int
+) -> contextlib.AbstractContextManager:
+    """What the forward of a variant runs in."""
+    if name == "plain":
+        return contextlib.nullcontext()
+    return backfold.Controller(model, min_bytes=min_bytes, seed=seed, **options(name))
