@@ -6,6 +6,7 @@ from __future__ import annotations
 import fnmatch
 import os
 import threading
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -222,6 +223,12 @@ class Controller:
         if self._watches:
             _module_hooks.close()
         self._core.sample_ids(None, 0)
+        if self._core.unmet_samples and not exception[0]:
+            warnings.warn(
+                "backfold: no tensor that is kept with per_sample=True has as many samples as "
+                "sample_ids() was given ids",
+                stacklevel=2,
+            )
         if self._rules and self._core.steps == 1 and not exception[0]:
             warn_of_unmatched(self._rules, self._core.matched)
         if self._probes is not None:

@@ -167,6 +167,7 @@ class PyController {
     python::combine_tables_by(controller_.state(), combine);
   }
 
+  bool unmet_samples() { return controller_.state().unmet_samples; }
   // Of the next block; none without ids.
   void sample_ids(const std::optional<at::Tensor>& ids, std::int64_t count) {
     controller_.state().options.samples = {ids.value_or(at::Tensor()), count};
@@ -254,6 +255,7 @@ void add_controller(py::module_& module) {
       .def_property_readonly("own_probe_ran", &PyController::own_probe_ran)
       .def_property_readonly("has_unknown_sites", &PyController::has_unknown_sites)
       .def_property_readonly("planned", &PyController::planned)
+      .def_property_readonly("unmet_samples", &PyController::unmet_samples)
       .def_property_readonly("stale", &PyController::stale)
       .def_property_readonly("steps", &PyController::steps);
 }

@@ -112,6 +112,13 @@ Coding projected(const codecs::Project& codec, const at::Tensor& tensor, const K
   format.columns = columns;
   format.rows = tensor.numel() / columns;
   format.kept = columns / codec.ratio;
+  if (format.rows < format.kept) {
+    // The matrix of signs would be larger than the tensor.
+    Misfit found = misfit("takes ", format.kept, " or more rows for a last dimension of ", columns,
+                          ", got ", tensor.sizes());
+    found.only_small = true;
+    return found;
+  }
   format.codes = {.type = type_of(tensor), .bits = codec.bits, .count = format.rows * format.kept};
   format.key = key;
   if (const Status status = validate(format.codes); !status.ok()) return too_small(tensor, status);

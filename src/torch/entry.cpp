@@ -145,6 +145,8 @@ Entry::~Entry() {
     state_->grown_bytes = now - *allocated_before_;
   }
   if (state_->options.observe_only) store_.judge_alive();
+  state_->unmet_samples =
+      state_->options.samples.ids.defined() && saved_something_ && !store_.met_samples();
   if (saved_something_ && state_->target) note_reference();
   state_->entered = false;
 }

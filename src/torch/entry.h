@@ -53,6 +53,7 @@ struct State {
   double epsilon = 0;                // by which the last probe moved leaves
   std::optional<at::Device> device;  // whose allocator is asked what hooks do not see
   std::optional<std::int64_t> grown_bytes;  // allocated by the last step and not freed in it
+  bool unmet_samples = false;               // ids were given, but for another batch
   bool unknown_modules = false;             // one was called since the modules were listed
   bool unplaced_sites = true;               // some were made while no module was watched
   bool watches_modules = true;              // whether the next entry is told of modules

@@ -12,7 +12,8 @@
 //
 // Both products are torch's matrix multiply, in the type of the elements and with the precision
 // that the user allows it (TF32). So results of two devices agree closely, not bit by bit. Beside x
-// and its packet, x P and P are alive for the time of the call.
+// and its packet, x P and P are alive for the time of the call, both at most as large as x: a
+// tensor with fewer rows than P has columns is not for it.
 
 #ifndef BACKFOLD_TORCH_PROJECT_H_
 #define BACKFOLD_TORCH_PROJECT_H_

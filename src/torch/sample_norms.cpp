@@ -50,16 +50,16 @@ class NormHook : public torch::autograd::FunctionPreHook {
 
 }  // namespace
 
-void weigh_samples(CodecMemory& memory, const SampleIds& samples, const at::Tensor& tensor) {
+bool weigh_samples(CodecMemory& memory, const SampleIds& samples, const at::Tensor& tensor) {
   memory.weights.reset();
-  if (!samples.ids.defined() || !memory.norms.defined() || samples.ids.numel() != tensor.size(0) ||
-      memory.norms.device() != tensor.device())
-    return;
+  if (!samples.ids.defined() || samples.ids.numel() != tensor.size(0)) return false;
+  if (!memory.norms.defined() || memory.norms.device() != tensor.device()) return true;
   const at::AutoGradMode no_grad(false);
   const at::Tensor weights = memory.norms.index_select(0, samples.ids.to(tensor.device())).square();
   const at::Tensor known = weights.gt(0);
   const at::Tensor mean = weights.sum().div(known.sum().clamp_min(1));
   memory.weights = at::where(known, weights, at::where(mean.gt(0), mean, at::ones_like(mean)));
+  return true;
 }
 
 void watch_norms(const at::Tensor& result, std::vector<std::shared_ptr<CodecMemory>> memories,

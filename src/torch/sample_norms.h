@@ -25,7 +25,8 @@ struct SampleIds {
 };
 
 // Sets the weights of the next packet: squared norms, and their mean for samples that had none.
-void weigh_samples(CodecMemory& memory, const SampleIds& samples, const at::Tensor& tensor);
+// Whether the tensor has as many samples as there are ids.
+bool weigh_samples(CodecMemory& memory, const SampleIds& samples, const at::Tensor& tensor);
 
 // Reads the norms of the gradients that arrive at the node of `result` into the memories.
 void watch_norms(const at::Tensor& result, std::vector<std::shared_ptr<CodecMemory>> memories,

@@ -321,7 +321,8 @@ std::optional<Saved> Store::encode(Saving& saving, Entry& entry, bool tanh) {
   if (!Policy::is_planned(saving.rule)) site.rule = saving.rule;
   site.last_step = saving.step;
   site.memory->wants_scores = options_.wants_scores;
-  if (quantize && quantize->per_sample) weigh_samples(*site.memory, options_.samples, tensor);
+  if (quantize && quantize->per_sample)
+    met_samples_ |= weigh_samples(*site.memory, options_.samples, tensor);
   return pack(saving, entry, {kind_of(codec), chosen.reason.c_str(), std::get<Format>(coding)});
 }
 

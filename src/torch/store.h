@@ -60,6 +60,9 @@ class Store {
   // aten::_to_copy made `copy` of `source`: remembered where the source is a parameter.
   void remember_copy(const at::Tensor& source, const at::Tensor& copy);
 
+  // Whether a tensor that is kept per sample had as many samples as there were ids.
+  bool met_samples() const { return met_samples_; }
+
   // In an entry that only observes: marks the sites of storages that somebody else has, too.
   void judge_alive();
 
@@ -101,6 +104,7 @@ class Store {
   const StoreOptions options_;
   const std::shared_ptr<SiteTable> sites_;
   Policy& policy_;
+  bool met_samples_ = false;
   ska::flat_hash_map<const c10::StorageImpl*, std::uint32_t> parameters_;  // landmarks
   std::unordered_map<const c10::StorageImpl*, Entry> entries_;
 };

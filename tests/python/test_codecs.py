@@ -57,7 +57,7 @@ def test_pooling_alone_decodes_to_means_of_blocks(device):
 @pytest.mark.parametrize("ratio", [2, 8])
 def test_a_projection_is_off_by_what_its_formula_says(device, ratio):
     torch.manual_seed(0)
-    rows = torch.randn(64, 256, device=device)
+    rows = torch.randn(256, 256, device=device)
     exact = codecs.Project(ratio, 8)
     energies = [(decoded(rows, exact, seed) - rows).square().sum().item() for seed in range(24)]
     kept = 256 // ratio
@@ -132,6 +132,7 @@ def test_ranges_run(device):
 WRONG = [
     (codecs.Pool(4), torch.zeros(64, 64), "takes tensors of 3 to 5 dimensions, got [64, 64]"),
     (codecs.Project(64, 2), torch.zeros(64, 100), "takes a last dimension of 128 or more"),
+    (codecs.Project(8, 2), torch.zeros(4, 4096), "takes 512 or more rows"),
     (codecs.Quantize(2, per_sample=True), torch.zeros(4096), "takes tensors with a batch dim"),
     (codecs.Quantize(2, per_sample=True), torch.zeros(1, 4096), "of 2 or more samples"),
     (codecs.FewBit(3), torch.zeros(64, 64), "takes what aten::gelu and aten::silu save"),

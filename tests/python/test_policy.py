@@ -309,6 +309,14 @@ def test_bad_sample_ids_are_refused():
         fold.sample_ids(torch.tensor([1]), 0)
 
 
+def test_ids_for_another_batch_are_told():
+    model, x, y = network("cpu")
+    fold = backfold.Controller(model, level="actnn-L3", min_bytes=0)
+    fold.sample_ids(torch.arange(15), 100)
+    with pytest.warns(UserWarning, match="as many samples as sample_ids"):
+        train(fold, model, x, y, 1)
+
+
 def test_what_codecs_remember_is_resumed(device):
     model, x, y = network(device)
     first = backfold.Controller(model, codec=codecs.RunningRange(8), bits=None, min_bytes=0)
