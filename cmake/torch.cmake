@@ -59,6 +59,7 @@ add_library(backfold_torch SHARED
   src/torch/policy.cpp
   src/torch/probe.cpp
   src/torch/project.cpp
+  src/torch/rankings.cpp
   src/torch/report.cpp
   src/torch/sample_norms.cpp
   src/torch/sample_plan.cpp

@@ -246,27 +246,29 @@ void decode_samples(Input& input) {
   // Counts that a format refuses may be anything, their product too.
   const std::int64_t count = validate(format).ok() ? format.samples * format.per_sample : 0;
   decode(format, count, size_of(format.type), input);
-  void decode_pool(Input & input) {
-    constexpr int kBlocks[] = {2, 3, 4, 7, 8, 13, 16};
-    constexpr int kBits[] = {0, 1, 2, 3, 4, 8};
-    PoolFormat format;
-    format.type = input.one_of(kTypes);
-    format.block = input.one_of(kBlocks);
-    format.bits = input.one_of(kBits);
-    format.outer = input.size(4);
-    format.depth = input.flag() ? input.size(12) : 1;
-    format.height = input.flag() ? input.size(40) : 1;
-    format.width = input.size(200);
-    format.inner = input.flag() ? input.size(40) : 1;
-    const bool valid = validate(format).ok();
-    decode(format, valid ? count(format) : 0, size_of(format.type), input);
-  }
+}
 
-  void decode_copy(Input & input) {
-    CopyFormat format;
-    format.bytes = input.count();
-    decode(format, format.bytes, 1, input);
-  }
+void decode_pool(Input& input) {
+  constexpr int kBlocks[] = {2, 3, 4, 7, 8, 13, 16};
+  constexpr int kBits[] = {0, 1, 2, 3, 4, 8};
+  PoolFormat format;
+  format.type = input.one_of(kTypes);
+  format.block = input.one_of(kBlocks);
+  format.bits = input.one_of(kBits);
+  format.outer = input.size(4);
+  format.depth = input.flag() ? input.size(12) : 1;
+  format.height = input.flag() ? input.size(40) : 1;
+  format.width = input.size(200);
+  format.inner = input.flag() ? input.size(40) : 1;
+  const bool valid = validate(format).ok();
+  decode(format, valid ? count(format) : 0, size_of(format.type), input);
+}
+
+void decode_copy(Input& input) {
+  CopyFormat format;
+  format.bytes = input.count();
+  decode(format, format.bytes, 1, input);
+}
 
 }  // namespace
 }  // namespace backfold

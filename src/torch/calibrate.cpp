@@ -207,7 +207,7 @@ int calibrate(const std::shared_ptr<State>& state, const std::function<void()>& 
   const std::optional<int> noisy_at = noisy_width(*state);
   const auto measure = [&] {
     const auto probe = std::make_shared<Probe>(seed_of(*state), epsilon, least, noisy_at);
-    probe->offer(menu_of(state->policy));
+    probe->rankings().offer(menu_of(state->policy));
     {
       const MovedLeaves moved(leaves, epsilon, seed_of(*state));
       run(state, probe, Probe::Pass::kMoved, step);
@@ -234,7 +234,7 @@ int calibrate_exactly(const std::shared_ptr<State>& state, const std::function<v
   learn_sites(state, step, snapshot);
   const std::vector<at::Tensor> leaves = leaves_of(*state, options);
   const auto probe = std::make_shared<Probe>(seed_of(*state), 0, 1);
-  probe->offer(menu_of(state->policy));
+  probe->rankings().offer(menu_of(state->policy));
   const auto gradients = [&](const Site* only, int bits, std::uint64_t draw) {
     probe->fold_only(only, bits, draw);
     run(state, probe, Probe::Pass::kFolded, step);
@@ -246,14 +246,14 @@ int calibrate_exactly(const std::shared_ptr<State>& state, const std::function<v
   TORCH_CHECK_VALUE(
       std::any_of(clean.begin(), clean.end(), [](const auto& g) { return g.defined(); }),
       kNoBackward);
-  probe->settle_rankings();
+  probe->rankings().settle();
   int measured = 0;
   for (Site& site : state->sites->sites()) {
-    if (!probe->saw(site)) {
+    if (!probe->rankings().knows(site)) {
       site.sensitivity = {};
       continue;
     }
-    Sensitivity found = probe->ranked(site);
+    Sensitivity found = probe->rankings().table(site);
     found.estimate = Sensitivity::Estimate::kExact;
     for (const int bits : probe->widths(site)) {
       double sum = 0;

@@ -11,7 +11,6 @@
 #include <set>
 
 #include "torch/closed_form.h"
-#include "torch/coding.h"
 #include "torch/effect.h"
 #include "torch/geometry.h"
 #include "torch/treatment.h"
@@ -47,21 +46,10 @@ class Watched : public Reader {
   const at::Tensor tensor_;
 };
 
-// The site whose packet holds the tensors of a site.
-const Site& root_of(const Site& site) { return site.root ? *site.root : site; }
-
 bool is_zero_exact(const Site& site) { return root_of(site).zero_exact; }
-
-GroupFormat format_with(const Site& site, const at::Tensor& tensor, const Choice& choice) {
-  return group_format(tensor, *element_type(tensor.scalar_type()), choice, is_zero_exact(site));
-}
 
 at::Tensor without_history(const at::Tensor& tensor) {
   return tensor.is_leaf() ? tensor : tensor.tensor_data();
-}
-
-at::Tensor difference(const at::Tensor& a, const at::Tensor& b) {
-  return as_float(a) - as_float(b);
 }
 
 // Arguments whose gradients leave through an edge that is no leaf's.
@@ -161,8 +149,7 @@ GroupFormat Probe::format_of(const Site& site, const at::Tensor& tensor, int bit
   Choice choice{bits, {}};
   {
     const std::lock_guard lock(mutex_);
-    if (const auto found = rankings_.find(&root_of(site)); found != rankings_.end())
-      choice.grouping = found->second.best;
+    choice.grouping = rankings_.best(root_of(site));
   }
   return format_with(site, tensor, choice);
 }
@@ -220,68 +207,8 @@ std::shared_ptr<ProbedCall> Probe::call_record(RunningCall& call, Site& site) {
   return record;
 }
 
-void Probe::rank(const at::Tensor& tensor, Site& site) {
-  const auto [found, first] = rankings_.try_emplace(&root_of(site));
-  if (!first) return;
-  Ranking& ranking = found->second;
-  const auto groups = groups_of(tensor);
-  std::vector<at::Tensor> errors;
-  const int bits = ranking.bits = std::max(2, widths(site)[0]);
-  for (std::size_t i = 0; i < kGroupings.size(); ++i) {
-    if (groups[i] == 0 || (kGroupings[i].layout == Layout::kRotated && is_zero_exact(site)))
-      continue;
-    const GroupFormat format = format_with(site, tensor, {bits, kGroupings[i]});
-    ranking.groupings.push_back(kGroupings[i]);
-    errors.push_back(difference(round_trip(tensor, format, next_key()), tensor));
-  }
-  // What is read finely, or by its signs, is not for other codecs.
-  const bool open =
-      site.floor == 0 && !is_zero_exact(site) && fills_its_span(tensor, span_of(tensor));
-  for (std::size_t i = 0; open && i < menu_.size(); ++i) {
-    const Key key = next_key();
-    const auto coding = coding_for(menu_[i], tensor, {site.op->name}, key);
-    const auto* format = std::get_if<Format>(&coding);
-    if (!format) continue;
-    const double stored =
-        8.0 * static_cast<double>(packed_bytes(*format)) / static_cast<double>(tensor.numel());
-    ranking.offers.push_back({static_cast<int>(i), stored, 0});
-    errors.push_back(difference(round_trip(tensor, *format, key), tensor));
-  }
-  ranking.errors = at::_foreach_norm(errors, 2);
-}
-
-void Probe::settle_rankings() {
-  std::vector<at::Tensor> all;
-  for (const auto& [site, ranking] : rankings_)
-    all.insert(all.end(), ranking.errors.begin(), ranking.errors.end());
-  if (all.empty()) return;
-  const std::vector<double> values = read_energies(all);
-  std::size_t i = 0;
-  for (auto& [site, ranking] : rankings_) {
-    double least = INFINITY, best = 0;
-    for (const Grouping& grouping : ranking.groupings) {
-      // Other groupings cost time: they have to be worth it.
-      const double error = values[i] * (grouping.layout == Layout::kFlat ? 0.95 : 1.0);
-      if (error < least) {
-        least = error;
-        best = values[i];
-        ranking.best = grouping;
-      }
-      ++i;
-    }
-    for (Sensitivity::Offer& offer : ranking.offers)
-      offer.error = best > 0 ? values[i] / best : 1, ++i;
-    ranking.errors.clear();
-  }
-}
-
-Sensitivity Probe::ranked(const Site& root) const {
-  const Ranking& ranking = rankings_.at(&root);
-  Sensitivity sensitivity;
-  sensitivity.grouping = ranking.best;
-  sensitivity.offers_at = ranking.bits;
-  sensitivity.offers = ranking.offers;
-  return sensitivity;
+void Probe::rank(const at::Tensor& tensor, const Site& site) {
+  rankings_.rank(tensor, site, std::max(2, widths(site)[0]), [this] { return next_key(); });
 }
 
 void Probe::add_relative_errors(const at::Tensor& tensor, Site& site,
@@ -399,7 +326,7 @@ void Probe::read_begins(const std::shared_ptr<ProbedCall>& call) {
   backward_began_ = true;
   if (call && !call->node)
     if (const auto node = torch::autograd::get_current_node()) call->node = node.get();
-  if (pass_ == Pass::kClean && !std::exchange(settled_, true)) settle_rankings();
+  if (pass_ == Pass::kClean && !std::exchange(settled_, true)) rankings_.settle();
 }
 
 void Probe::add(Measurement measurement) {
@@ -489,9 +416,9 @@ int Probe::write_tables(double scale) {
                     [](const auto& entry) { return !std::isfinite(entry.second); }))
       continue;
     std::sort(sensitivity.errors.begin(), sensitivity.errors.end());
-    if (const Site& root = root_of(*site); saw(root)) {
+    if (const Site& root = root_of(*site); rankings_.knows(root)) {
       auto [estimate, errors] = std::pair(sensitivity.estimate, std::move(sensitivity.errors));
-      sensitivity = ranked(root);
+      sensitivity = rankings_.table(root);
       sensitivity.estimate = estimate;
       sensitivity.errors = std::move(errors);
     }

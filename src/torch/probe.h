@@ -25,11 +25,11 @@
 #include <unordered_set>
 #include <vector>
 
-#include "backfold/codecs.h"
 #include "torch/calls.h"
 #include "torch/demand.h"
 #include "torch/gains.h"
 #include "torch/outside.h"
+#include "torch/rankings.h"
 #include "torch/saved.h"
 #include "torch/site.h"
 
@@ -133,8 +133,8 @@ class Probe : public std::enable_shared_from_this<Probe> {
   void begin(Pass pass);
   Pass pass() const { return pass_; }
 
-  // Codecs to be ranked beside the group quantizer.
-  void offer(std::vector<Codec> menu) { menu_ = std::move(menu); }
+  // Of the layouts of each tensor, and of codecs of the menu.
+  Rankings& rankings() { return rankings_; }
 
   // What an entry does with a tensor in a pass that is not the user's own.
   Saved save(const at::Tensor& tensor, Site& site, const Demand& demand, RunningCall& call,
@@ -150,12 +150,6 @@ class Probe : public std::enable_shared_from_this<Probe> {
 
   // In passes of kind kFolded: the root of the site to fold, and how. None folds nothing.
   void fold_only(const Site* root, int bits, std::uint64_t draw);
-  // Ranks groupings by the errors gathered so far.
-  void settle_rankings();
-  // A table without errors, but with the grouping and offers that were ranked.
-  Sensitivity ranked(const Site& root) const;
-  bool saw(const Site& root) const { return rankings_.contains(&root); }
-
   // Whether backward was begun in this pass, and whether there was anything to read in it.
   bool backward_began() const { return backward_began_; }
   bool saved_something() const { return saved_something_; }
@@ -185,14 +179,6 @@ class Probe : public std::enable_shared_from_this<Probe> {
   Outside& outside() { return outside_; }
 
  private:
-  // The groupings of one bundle, with their errors, until they are ranked.
-  struct Ranking {
-    std::vector<Grouping> groupings;
-    int bits = 0;
-    c10::SmallVector<Sensitivity::Offer, 1> offers;
-    std::vector<at::Tensor> errors;  // of the groupings, then of the offers
-    Grouping best;
-  };
   // Inputs of a call in the first pass.
   struct Moved {
     const Operator* op = nullptr;
@@ -209,7 +195,7 @@ class Probe : public std::enable_shared_from_this<Probe> {
   std::shared_ptr<ProbedCall> call_record(RunningCall& call, Site& site);
   void note_moved(const RunningCall& call, Site& site);
   void take_tangents(const RunningCall& call, Site& site, ProbedCall& record);
-  void rank(const at::Tensor& tensor, Site& site);
+  void rank(const at::Tensor& tensor, const Site& site);
   std::shared_ptr<FoldedErrors> errors_of(const at::Tensor& tensor, const Site& site);
   void add_relative_errors(const at::Tensor& tensor, Site& site,
                            const std::shared_ptr<ProbedCall>& call);
@@ -228,14 +214,13 @@ class Probe : public std::enable_shared_from_this<Probe> {
   std::uint64_t draws_ = 0;
   std::map<std::pair<const Site*, int>, Moved> moved_;  // by site and how often it was seen
   std::map<const Site*, int> seen_;
-  std::map<const Site*, Ranking> rankings_;  // by root
+  Rankings rankings_;
   std::vector<std::shared_ptr<ProbedCall>> calls_;
   // By storage and root; what has expired may be another tensor's.
   std::map<std::pair<const void*, const Site*>, std::weak_ptr<FoldedErrors>> folded_errors_;
   std::unordered_set<const torch::autograd::Node*> watched_;
   std::mutex mutex_;  // of what follows: hooks run on autograd's threads
   bool settled_ = false;
-  std::vector<Codec> menu_;
   const Site* only_ = nullptr;
   int only_bits_ = 0;
   std::uint64_t only_draw_ = 0;
