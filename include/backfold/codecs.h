@@ -80,15 +80,15 @@ void check_codec(const Codec& codec);
 
 // Which saved tensors a rule is for; what is left out matches everything.
 struct Selector {
-  std::string path;                    // of the part of the model, a shell pattern
-  std::string op;                      // that saves it, a shell pattern: "aten::gelu"
-  std::optional<at::ScalarType> type;  // of its elements
-  std::int64_t min_bytes = 0;          // that autograd would keep for it
+  std::string path = {};                    // of the part of the model, a shell pattern
+  std::string op = {};                      // that saves it, a shell pattern: "aten::gelu"
+  std::optional<at::ScalarType> type = {};  // of its elements
+  std::int64_t min_bytes = 0;               // that autograd would keep for it
 };
 
 struct CodecRule {
-  Selector where;
-  Codec codec;
+  Selector where = {};
+  Codec codec = {};
   // Whether a tensor that the codec is not for raises ValueError. If not, and where the selector
   // matches everything, such a tensor stays with the plan.
   bool strict = true;

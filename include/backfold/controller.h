@@ -48,14 +48,14 @@ struct ControllerOptions {
   // Mean width of a code over the elements of lossy tensors, from 1 to 16; none folds only what is
   // exact. Without a plan every tensor gets the next width below.
   std::optional<double> bits = 4;
-  std::optional<double> ratio;         // what autograd alone would keep, by what is held
-  std::optional<std::int64_t> budget;  // bytes held at the end of a scope
-  bool adaptive = true;                // false: one width everywhere, which `bits` names
-  std::vector<std::string> keep;       // parts (shell patterns) whose tensors stay as they are
-  std::vector<CodecRule> codec;        // for chosen places; the first that matches wins
-  std::vector<Codec> menu;             // that plans may choose beside widths; unbiased ones
-  std::int64_t min_bytes = 16'384;     // smaller tensors stay as they are
-  std::uint64_t seed = 0;              // of stochastic rounding; torch's generators are not touched
+  std::optional<double> ratio = {};         // what autograd alone would keep, by what is held
+  std::optional<std::int64_t> budget = {};  // bytes held at the end of a scope
+  bool adaptive = true;                     // false: one width everywhere, which `bits` names
+  std::vector<std::string> keep = {};       // parts (shell patterns) whose tensors stay as they are
+  std::vector<CodecRule> codec = {};        // for chosen places; the first that matches wins
+  std::vector<Codec> menu = {};             // that plans may choose beside widths; unbiased ones
+  std::int64_t min_bytes = 16'384;          // smaller tensors stay as they are
+  std::uint64_t seed = 0;  // of stochastic rounding; torch's generators are not touched
 };
 
 class Controller {
