@@ -86,6 +86,9 @@ struct Selector {
   std::int64_t min_bytes = 0;               // that autograd would keep for it
 };
 
+// Raises ValueError naming the part, its value and what is allowed.
+void check_selector(const Selector& where);
+
 struct CodecRule {
   Selector where = {};
   Codec codec = {};

@@ -27,7 +27,7 @@ from backfold._options import (
     target_of,
 )
 from backfold._plan import read_plan, write_plan
-from backfold._policy import menu_of, places, rules_of, warn_of_unmatched
+from backfold._policy import menu_of, paths_within, places, rules_of, warn_of_unmatched
 from backfold._probes import Probes
 from backfold._report import Report
 from backfold.codecs import Codec
@@ -222,7 +222,6 @@ class Controller:
         self._core.exit()
         if self._watches:
             _module_hooks.close()
-        self._core.sample_ids(None, 0)
         if self._core.unmet_samples and not exception[0]:
             warnings.warn(
                 "backfold: no tensor that is kept with per_sample=True has as many samples as "
@@ -369,11 +368,7 @@ def _kept_paths(
             where = "no module of the model" if modules else "nothing, as no model was given"
             raise ValueError(f"keep: the {what} matches {where}")
         roots.update(found)
-    return {
-        path
-        for path in modules
-        if any(not root or path == root or path.startswith(root + ".") for root in roots)
-    }
+    return paths_within(modules, roots)
 
 
 def inspect(fn: Callable[[], Any], model: torch.nn.Module | None = None) -> Report:

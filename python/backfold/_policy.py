@@ -13,8 +13,6 @@ import torch
 
 from backfold.codecs import Codec, Where
 
-_MOST_RULES = 64
-
 
 class Rule(NamedTuple):
     where: Where
@@ -45,8 +43,6 @@ def rules_of(codec: Codec | Mapping[Any, Codec] | None, strict: bool = True) -> 
         raise TypeError(
             f"codec must be a codec or a mapping from selectors to codecs, got {codec!r}"
         )
-    if len(codec) > _MOST_RULES:
-        raise ValueError(f"codec takes at most {_MOST_RULES} selectors, got {len(codec)}")
     rules = []
     for selector, value in codec.items():
         if not isinstance(value, Codec):
@@ -64,6 +60,16 @@ def menu_of(menu: Iterable[Codec]) -> list[tuple[str, dict[str, Any]]]:
     return [(type(codec).__name__, dataclasses.asdict(codec)) for codec in codecs]
 
 
+def paths_within(modules: Iterable[str], roots: Iterable[str]) -> set[str]:
+    """Of the modules' paths, `roots` and all that is inside them."""
+    roots = tuple(roots)
+    return {
+        path
+        for path in modules
+        if any(not root or path == root or path.startswith(root + ".") for root in roots)
+    }
+
+
 def places(rules: list[Rule], modules: dict[str, torch.nn.Module]) -> dict[str, int]:
     """Bits of the rules that name a module or one around it, by path."""
     found = dict.fromkeys(modules, 0)
@@ -75,9 +81,8 @@ def places(rules: list[Rule], modules: dict[str, torch.nn.Module]) -> dict[str, 
             roots = fnmatch.filter(modules, wanted)
         else:
             roots = [path for path, module in modules.items() if isinstance(module, wanted)]
-        for path in modules:
-            if any(not root or path == root or path.startswith(root + ".") for root in roots):
-                found[path] |= 1 << number
+        for path in paths_within(modules, roots):
+            found[path] |= 1 << number
     return found
 
 

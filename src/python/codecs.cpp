@@ -32,6 +32,10 @@ void add_codecs(py::module_& module) {
   module.def("check_codec", [](const std::string& name, const py::dict& arguments) {
     check_codec(codec_of(name, arguments));
   });
+  module.def("check_selector",
+             [](const std::string& path, const std::string& op, std::int64_t min_bytes) {
+               check_selector({.path = path, .op = op, .min_bytes = min_bytes});
+             });
 }
 
 }  // namespace backfold::python

@@ -168,9 +168,9 @@ class PyController {
   }
 
   bool unmet_samples() { return controller_.state().unmet_samples; }
-  // Of the next block; none without ids.
-  void sample_ids(const std::optional<at::Tensor>& ids, std::int64_t count) {
-    controller_.state().options.samples = {ids.value_or(at::Tensor()), count};
+  // Of the next block.
+  void sample_ids(const at::Tensor& ids, std::int64_t count) {
+    controller_.state().options.samples = {ids, count};
   }
 
   bool stale() { return controller_.state().unknown_modules; }

@@ -171,6 +171,11 @@ void set_count(Format& format, std::int64_t count) {
       format);
 }
 
+bool is_lossless(const Format& format) {
+  return std::holds_alternative<PredicateFormat>(format) ||
+         std::holds_alternative<MaskFormat>(format) || std::holds_alternative<NarrowFormat>(format);
+}
+
 int code_bits(const Format& format) {
   if (const auto* pool = std::get_if<PoolFormat>(&format)) return pool->bits;
   if (const auto* ranged = std::get_if<RangedFormat>(&format)) return ranged->bits;

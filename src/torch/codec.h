@@ -56,6 +56,9 @@ std::int64_t packed_bytes(const Format& format);
 // Elements of a tensor of this format, as far as a format says.
 void set_count(Format& format, std::int64_t count);
 
+// Whether readers get back what they ask for to the bit.
+bool is_lossless(const Format& format);
+
 // Bits of one element's code; of samples the mean, rounded.
 int code_bits(const Format& format);
 

@@ -145,8 +145,11 @@ Entry::~Entry() {
     state_->grown_bytes = now - *allocated_before_;
   }
   if (state_->options.observe_only) store_.judge_alive();
-  state_->unmet_samples =
-      state_->options.samples.ids.defined() && saved_something_ && !store_.met_samples();
+  if (!state_->probing()) {
+    state_->unmet_samples =
+        state_->options.samples.ids.defined() && saved_something_ && !store_.met_samples();
+    state_->options.samples = {};  // those of one block
+  }
   if (saved_something_ && state_->target) note_reference();
   state_->entered = false;
 }
@@ -177,8 +180,9 @@ int least_width(const State& state) {
 }
 
 std::optional<int> noisy_width(const State& state) {
-  if (!state.target || uniform_width_of(state) >= 3) return std::nullopt;
-  return uniform_width_of(state);
+  if (!state.target) return std::nullopt;
+  const int width = uniform_width_of(state);
+  return width < 3 ? std::optional(width) : std::nullopt;
 }
 
 void replan(State& state) {
@@ -245,7 +249,8 @@ Saved Entry::save(const at::Tensor& tensor, const char* obstacle) {
   std::shared_ptr<StandIn> stand_in;
   if (state_->probe && !obstacle && !state_->inside_model)
     stand_in = state_->probe->note(tensor, site, demand, *call);
-  Saved saved = store_.save(tensor, site, demand, state_->steps, obstacle, is_gelu_by_tanh(*call));
+  const bool tanh = !state_->policy.empty() && is_gelu_by_tanh(*call);
+  Saved saved = store_.save(tensor, site, demand, state_->steps, obstacle, tanh);
   if (stand_in) saved.stand_in(std::move(stand_in));
   if (state_->options.samples.ids.defined() && site.ledger.kind == Kind::kPerSample)
     call->sampled.push_back(&site);

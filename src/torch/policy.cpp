@@ -12,20 +12,6 @@ bool matches(const std::string& pattern, const std::string& name) {
   return fnmatch(pattern.c_str(), name.c_str(), 0) == 0;
 }
 
-void check_selector(const Selector& where) {
-  for (const auto& [name, pattern] : {std::pair("path", where.path), std::pair("op", where.op)}) {
-    const auto open = pattern.rfind('[');
-    TORCH_CHECK_VALUE(open == std::string::npos || pattern.find(']', open) != std::string::npos,
-                      "codec: the ", name, " pattern '", pattern,
-                      "' has a '[' without a ']'; a pattern takes *, ? and [abc]");
-  }
-  TORCH_CHECK_VALUE(where.op.empty() || where.op.find("::") != std::string::npos,
-                    "codec: op must be a name with its namespace like 'aten::gelu', got '",
-                    where.op, "'");
-  TORCH_CHECK_VALUE(where.min_bytes >= 0, "codec: min_bytes must be 0 or more, got ",
-                    where.min_bytes);
-}
-
 }  // namespace
 
 void Policy::add(CodecRule rule, bool by_place) {

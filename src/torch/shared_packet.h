@@ -21,6 +21,7 @@
 
 #include "torch/codec.h"
 #include "torch/geometry.h"
+#include "torch/policy.h"
 #include "torch/site.h"
 
 namespace backfold::torch_layer {
@@ -52,7 +53,7 @@ class SharedPacket {
  public:
   // `source` is packed if it is dense; otherwise `dense_copy` of it is, and only that view of the
   // storage can be restored.
-  // `rule` is that of the policy, or -1 for the plan's.
+  // `rule` is that of the policy.
   SharedPacket(const at::Tensor& source, const Span& span, const at::Tensor* dense_copy,
                const Format& format, const Key& key, Site& site, int rule);
   ~SharedPacket();
@@ -66,9 +67,7 @@ class SharedPacket {
   Site& site() const { return site_; }
   int rule() const { return rule_; }
   // Whether its width or codec is a matter of the plan.
-  bool is_planned() const {
-    return rule_ == -1 ? std::holds_alternative<GroupFormat>(format_) : rule_ >= 64;
-  }
+  bool is_planned() const { return Policy::is_planned(rule_) && !is_lossless(format_); }
   const Format& format() const { return format_; }
   const Span& span() const { return span_; }
   bool is_copy() const { return original_.has_value(); }

@@ -244,12 +244,11 @@ std::optional<Saved> Store::share(Saving& saving, Entry& entry) {
   return std::nullopt;
 }
 
-Saved Store::pack(Saving& saving, Entry& entry, const Treatment& treatment) {
+Saved Store::pack(Saving& saving, Entry& entry, const Treatment& treatment, at::Tensor copy) {
   const at::Tensor& tensor = saving.tensor;
   const Span span = span_of(tensor);
   const bool in_place = fills_its_span(tensor, span);
-  at::Tensor copy;
-  if (!in_place) copy = without_gaps(tensor);
+  if (!in_place && !copy.defined()) copy = without_gaps(tensor);
   const std::int64_t count = in_place ? span.count : copy.numel();
   Format format = *treatment.format;
   set_count(format, count);
@@ -292,8 +291,9 @@ std::optional<Saved> Store::encode(Saving& saving, Entry& entry, bool tanh) {
   if (exact.format) return pack(saving, entry, exact);
   if (std::holds_alternative<codecs::Exact>(codec))
     return hold(saving, entry, Kind::kRaw, "codec=Exact()");
-  const Span span = span_of(tensor);
-  const at::Tensor dense = fills_its_span(tensor, span) ? tensor : without_gaps(tensor);
+  const at::Tensor copy =
+      fills_its_span(tensor, span_of(tensor)) ? at::Tensor() : without_gaps(tensor);
+  const at::Tensor& dense = copy.defined() ? copy : tensor;
   Site& site = saving.site;
   const auto* quantize = std::get_if<codecs::Quantize>(&codec);
   const auto* ranged = std::get_if<codecs::RunningRange>(&codec);
@@ -323,7 +323,8 @@ std::optional<Saved> Store::encode(Saving& saving, Entry& entry, bool tanh) {
   site.memory->wants_scores = options_.wants_scores;
   if (quantize && quantize->per_sample)
     met_samples_ |= weigh_samples(*site.memory, options_.samples, tensor);
-  return pack(saving, entry, {kind_of(codec), chosen.reason.c_str(), std::get<Format>(coding)});
+  return pack(saving, entry, {kind_of(codec), chosen.reason.c_str(), std::get<Format>(coding)},
+              copy);
 }
 
 Saved Store::save(const at::Tensor& tensor, Site& site, const Demand& demand, std::int64_t step,

@@ -91,7 +91,8 @@ class Store {
   Saved keep_geometry(Saving& saving);
   Saved hold_part(Saving& saving, Entry& entry, const char* reason);
   std::optional<Saved> share(Saving& saving, Entry& entry);
-  Saved pack(Saving& saving, Entry& entry, const Treatment& treatment);
+  // `copy` is the tensor without gaps, where the caller made it and the tensor has some.
+  Saved pack(Saving& saving, Entry& entry, const Treatment& treatment, at::Tensor copy = {});
   // By the rule of the policy; none where its codec does not fit and need not.
   std::optional<Saved> encode(Saving& saving, Entry& entry, bool tanh);
   int floor_of(const Saving& saving) const;

@@ -4,8 +4,6 @@
 
 #include <algorithm>
 
-#include "torch/policy.h"
-
 namespace backfold::torch_layer {
 namespace {
 

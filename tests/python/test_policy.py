@@ -2,11 +2,13 @@
 """Codecs for chosen places: selectors, presets, and what a report says of them."""
 
 import warnings
+from contextlib import nullcontext
 
 import backfold
 import pytest
 import torch
 from backfold import codecs
+from test_plan import train
 from torch import nn
 from torch.nn import functional
 
@@ -35,15 +37,6 @@ def network(device: str) -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
     return model, x, y
 
 
-def train(fold, model, x, y, steps: int = 3) -> list[torch.Tensor]:
-    for _ in range(steps):
-        model.zero_grad()
-        with fold:
-            loss = functional.cross_entropy(model(x), y)
-        loss.backward()
-    return [parameter.grad.clone() for parameter in model.parameters()]
-
-
 def kinds(fold) -> dict[tuple[str, str], str]:
     """How each module and operator keeps what it saves most of."""
     found: dict[tuple[str, str], str] = {}
@@ -66,7 +59,7 @@ def test_the_first_selector_that_matches_wins(device):
             codecs.Where("stem.*", dtype=torch.float32): codecs.Pool(2),
         },
     )
-    train(fold, model, x, y)
+    train(fold, model, x, y, 3)
     found = kinds(fold)
     assert found["body.0", "convolution"] == "passed"
     assert found["body.2", "convolution"] == "pooled and residual"
@@ -80,25 +73,20 @@ def test_the_first_selector_that_matches_wins(device):
 def test_a_codec_for_everything_leaves_to_the_plan_what_it_does_not_fit(device):
     model, x, y = network(device)
     fold = backfold.Controller(model, codec=codecs.PoolResidual(4, 4), min_bytes=0)
-    folded = train(fold, model, x, y)
+    folded = train(fold, model, x, y, 3)
     found = kinds(fold)
     assert found["body.1", "gelu"] == "pooled and residual"
     assert found["head.1", "gelu"] == "lossy"
-    plain = train(torch.no_grad, model, x, y, 0) or train(NoFold(), model, x, y, 1)
+    plain = train(nullcontext(), model, x, y, 1)
     for a, b in zip(folded, plain, strict=True):
         assert (a - b).norm() < 0.2 * b.norm() + 1e-3
-
-
-class NoFold:
-    def __enter__(self) -> None: ...
-    def __exit__(self, *exception: object) -> None: ...
 
 
 def test_small_tensors_are_left_out_by_size(device):
     model, x, y = network(device)
     rule = {codecs.Where(min_bytes=100_000): codecs.Exact()}
     fold = backfold.Controller(model, bits=2, adaptive=False, codec=rule, min_bytes=0)
-    train(fold, model, x, y)
+    train(fold, model, x, y, 3)
     assert kinds(fold)["stem.1", "silu"] == "raw"
     assert kinds(fold)["head.1", "gelu"] == "lossy"
 
@@ -164,7 +152,7 @@ PRESETS = {
 def test_presets_fold_what_their_papers_do(device, level, wanted):
     model, x, y = network(device)
     fold = backfold.Controller(model, level=level, min_bytes=4096)
-    train(fold, model, x, y)
+    train(fold, model, x, y, 3)
     found = kinds(fold)
     # A convolution's input of its own, and the input of an activation.
     assert (found["body.0", "convolution"], found["body.1", "gelu"]) == wanted
@@ -194,7 +182,7 @@ def test_widths_of_samples_are_shared_out_by_what_was_measured(device):
     x = x * torch.logspace(-1, 1, 16, device=device).view(-1, 1, 1, 1)
     codec = codecs.Quantize(2, per_sample=True)
     errors = {}
-    plain = train(NoFold(), model, x, y, 1)
+    plain = train(nullcontext(), model, x, y, 1)
     for steps in ((), (2,)):
         fold = backfold.Controller(
             model, bits=2, codec=codec, min_bytes=4096, probe_steps=steps, probe_every=None
@@ -278,7 +266,7 @@ def test_samples_are_ranked_by_their_own_last_gradients(device):
         result.backward()
         return layer.weight.grad.clone()
 
-    plain = step(NoFold())
+    plain = step(nullcontext())
     codec = codecs.Quantize(2, per_sample=True)
     errors = {}
     for known in (False, True):
