@@ -3,7 +3,7 @@
 """Trains from start to end, plain and folded, and compares the accuracy.
 
     bench/accuracy/train.py cora --data DIR
-    bench/accuracy/train.py cifar --data DIR --device cuda --json cifar.json
+    bench/accuracy/train.py cifar --data DIR --device cuda --jobs 8 --json cifar.json
     bench/accuracy/train.py sst2 --data DIR --device cuda --model DIR --variants plain adaptive-2
     bench/accuracy/train.py sst2 --data DIR --resume a.json b.json --markdown
     bench/accuracy/train.py gcn --data DIR --variants plain project-8+2
@@ -14,13 +14,17 @@ Seeds are 0, 1, 2, ...: of the weights, the batches, dropout and the rounding. R
 """
 
 import argparse
+import concurrent.futures
 import dataclasses
+import functools
 import json
+import multiprocessing
 import os
 import pathlib
 import statistics
 import sys
 import time
+from collections.abc import Callable, Iterator
 
 try:
     import torch
@@ -44,6 +48,11 @@ class Run:
     loss: float  # of the last tenth of the steps, on average
     seconds: float  # of the training
     kept: float  # bytes held by those that autograd alone would hold, in the last step
+
+
+def allow_tf32() -> None:
+    torch.backends.cuda.matmul.allow_tf32 = True
+    torch.backends.cudnn.allow_tf32 = True
 
 
 def train(task: Task, name: str, seed: int) -> Run:
@@ -71,6 +80,34 @@ def train(task: Task, name: str, seed: int) -> Run:
     with torch.no_grad():
         accuracy = 100 * task.accuracy(model)
     return Run(name, seed, accuracy, last, seconds, kept)
+
+
+class Trainer:
+    """In a process of its own, whose data set serves all of its runs."""
+
+    task: Task
+
+    @classmethod
+    def start(cls, load: Callable[[], Task], threads: int) -> None:
+        torch.set_num_threads(threads)
+        allow_tf32()
+        cls.task = load()
+
+    @classmethod
+    def run(cls, name: str, seed: int) -> Run:
+        return train(cls.task, name, seed)
+
+
+def trained(work: list[tuple[str, int]], load: Callable[[], Task], jobs: int) -> Iterator[Run]:
+    """All of it, `jobs` at a time, in the order in which they end."""
+    threads = max(1, (os.cpu_count() or 1) // jobs)
+    spawn = multiprocessing.get_context("spawn")
+    with concurrent.futures.ProcessPoolExecutor(
+        jobs, spawn, Trainer.start, (load, threads)
+    ) as pool:
+        running = [pool.submit(Trainer.run, *one) for one in work]
+        for future in concurrent.futures.as_completed(running):
+            yield future.result()
 
 
 def mean_and_spread(values: list[float]) -> str:
@@ -108,6 +145,11 @@ def earlier_runs(paths: list[pathlib.Path], title: str) -> list[Run]:
     return list(runs.values())
 
 
+def write(path: pathlib.Path, content: dict[str, object], runs: list[Run]) -> None:
+    content["runs"] = [dataclasses.asdict(run) for run in runs]
+    path.write_text(json.dumps(content, indent=1) + "\n")
+
+
 def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=f"{__doc__}\n{variants.__doc__}",
@@ -124,11 +166,12 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--epochs", type=int, help="of cifar; 10 unless told")
     parser.add_argument("--width", type=int, help="channels of cifar's first stage; 32 unless told")
     parser.add_argument("--images", type=int, help="of cifar to train on; all unless told")
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="runs at a time")
     parser.add_argument("--resume", nargs="+", type=pathlib.Path, default=[], metavar="FILE")
     parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="also write all runs")
     parser.add_argument("--markdown", action="store_true", help="print Markdown")
     arguments = parser.parse_args()
-    for name in ("seeds", *Size._fields):
+    for name in ("seeds", "jobs", *Size._fields):
         value = getattr(arguments, name)
         if value is not None and value < 1:
             parser.error(f"--{name} must be at least 1, got {value}")
@@ -141,30 +184,36 @@ def parsed() -> argparse.Namespace:
 
 def main() -> int:
     arguments = parsed()
-    torch.backends.cuda.matmul.allow_tf32 = True
-    torch.backends.cudnn.allow_tf32 = True
+    allow_tf32()
     folder = pathlib.Path(arguments.data or ".")
+    size = Size(*(getattr(arguments, name) for name in Size._fields))
+    load = functools.partial(build, arguments.task, folder, arguments.device, size, arguments.model)
     try:
-        size = Size(*(getattr(arguments, name) for name in Size._fields))
-        task = build(arguments.task, folder, arguments.device, size, arguments.model)
+        task = load()
         runs = earlier_runs(arguments.resume, task.title)
     except (MissingData, ValueError) as error:
         sys.exit(f"bench/accuracy/train.py: {error}")
     gpu = arguments.device.startswith("cuda")
     device = torch.cuda.get_device_name() if gpu else f"CPU, {torch.get_num_threads()} threads"
     print(f"{task.title}; {device}, torch {torch.__version__}", flush=True)
+    content = {"task": arguments.task, "title": task.title, "device": device}
     done = {(run.variant, run.seed) for run in runs}
     seeds = range(arguments.seeds or task.seeds)
-    for name, seed in ((name, seed) for seed in seeds for name in arguments.variants):
-        if (name, seed) in done:
-            continue
-        run = train(task, name, seed)
+    work = [(name, seed) for seed in seeds for name in arguments.variants]
+    work = [one for one in work if one not in done]
+    if arguments.jobs == 1:
+        found = (train(task, *one) for one in work)
+    else:
+        found = trained(work, load, arguments.jobs)
+    for run in found:
         runs.append(run)
-        print(f"{name}, seed {seed}: {run.accuracy:.2f}%, {run.seconds:.1f} s", file=sys.stderr)
+        print(
+            f"{run.variant}, seed {run.seed}: {run.accuracy:.2f}%, {run.seconds:.1f} s",
+            file=sys.stderr,
+        )
         if arguments.json:  # after each, so that what is cut short can be resumed
-            content = {"task": arguments.task, "title": task.title, "device": device}
-            content["runs"] = [dataclasses.asdict(run) for run in runs]
-            arguments.json.write_text(json.dumps(content, indent=1) + "\n")
+            write(arguments.json, content, runs)
+    runs.sort(key=lambda run: run.seed)
     print("", summary(runs, arguments.markdown), sep="\n")
     return 0
 
