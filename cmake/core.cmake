@@ -26,6 +26,7 @@ add_library(backfold_core
   src/core/ranged_reference.cpp
   src/core/samples.cpp
   src/core/samples_reference.cpp
+  src/core/signs.cpp
   src/core/status.cpp
   src/core/table.cpp
   src/core/table_reference.cpp
@@ -60,6 +61,7 @@ if(BACKFOLD_HAS_CUDA)
     src/cuda/pool.cu
     src/cuda/ranged.cu
     src/cuda/samples.cu
+    src/cuda/signs.cu
     src/cuda/table.cu
     src/cuda/widen.cu)
   target_compile_definitions(backfold_core PRIVATE BACKFOLD_WITH_CUDA)

@@ -12,6 +12,9 @@
 // uniform as the hash; the ratio of two of the multipliers is a large number without structure, so
 // pairs of them spread over the square as pairs of a linear congruential generator with a good
 // multiplier do. rng_test.cpp holds both to statistics.
+//
+// Random signs (signs.h) are asked for more: the squared error of a projection adds up products of
+// four of them. 64 share a hash of 64 bits, two full rounds, and take a bit of it each.
 
 #ifndef BACKFOLD_CORE_RNG_H_
 #define BACKFOLD_CORE_RNG_H_
@@ -32,7 +35,7 @@ struct MixedKey {
   std::uint32_t second;
 };
 
-constexpr std::uint64_t mix64(std::uint64_t x) {
+BACKFOLD_HD constexpr std::uint64_t mix64(std::uint64_t x) {
   x = (x ^ x >> 30) * 0xbf58'476d'1ce4'e5b9u;
   x = (x ^ x >> 27) * 0x94d0'49bb'1331'11ebu;
   return x ^ x >> 31;
@@ -87,6 +90,21 @@ BACKFOLD_HD float unit_interval(std::uint32_t random) {
 #else
   return float_of(random >> 9 | 0x3f80'0000u);
 #endif
+}
+
+// Elements whose signs share a word.
+inline constexpr int kSignBlock = 64;
+
+// Their signs: bit j is that of element kSignBlock * word + j.
+BACKFOLD_HD std::uint64_t sign_word(MixedKey key, std::uint64_t word) {
+  const std::uint64_t x = static_cast<std::uint64_t>(key.second) << 32 | key.first;
+  return mix64(x + word * 0x9e37'79b9'7f4a'7c15u);
+}
+
+// The bits of a number, negated if the lowest bit of `signs` is set.
+template <typename U>
+BACKFOLD_HD U with_sign(U number, std::uint64_t signs) {
+  return static_cast<U>(number ^ static_cast<U>(signs) << (8 * sizeof(U) - 1));
 }
 
 }  // namespace backfold::core

@@ -15,6 +15,7 @@
 
 #include "backfold/group.h"
 #include "backfold/predicate.h"
+#include "backfold/signs.h"
 #include "core/support.h"
 
 namespace backfold::testing {
@@ -124,6 +125,21 @@ TEST_F(Large, Predicates) {
   format.count = kCount;
   format.comparison = Comparison::kGreater;
   expect_agreement(format, kPackBits);
+}
+
+TEST_F(Large, Signs) {
+  const Host expected = host_memory(kCount * 2), copied = host_memory(kCount * 2);
+  const Device written = device_memory(kCount * 2);
+  const auto fill = [](void* destination, const Execution& execution) {
+    const Status status =
+        fill_signs(ElementType::kBF16, 1.0f, kCount, Key{3, 4}, destination, execution);
+    EXPECT_TRUE(status.ok()) << status.message();
+  };
+  fill(expected.get(), {.threads = static_cast<int>(std::thread::hardware_concurrency())});
+  fill(written.get(), {.backend = Backend::kCuda});
+  ASSERT_EQ(cudaMemcpy(copied.get(), written.get(), kCount * 2, cudaMemcpyDeviceToHost),
+            cudaSuccess);
+  EXPECT_EQ(std::memcmp(expected.get(), copied.get(), kCount * 2), 0) << "signs differ";
 }
 
 }  // namespace
