@@ -63,7 +63,7 @@ Status pack_with(const SampleFormat& format, const Packing& to) {
 }
 
 Status pack_with(const ProjectFormat& format, const Packing& to) {
-  const at::Tensor projected = project(format, to.source, to.device);
+  const at::Tensor projected = project(format, to.source, to.device, to.execution);
   return pack(format.codes, projected.const_data_ptr(), to.key, to.payload, to.execution);
 }
 
@@ -105,7 +105,7 @@ Status unpack_with(const ProjectFormat& format, ConstPayload from, const at::Ten
   const at::Tensor projected =
       allocate({format.rows, format.kept}, {format.kept, 1}, result.scalar_type(), result.device());
   const Status status = unpack(format.codes, from, projected.mutable_data_ptr(), execution);
-  if (status.ok()) project_back(format, projected, result);
+  if (status.ok()) project_back(format, projected, result, execution);
   return status;
 }
 

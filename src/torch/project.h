@@ -3,8 +3,8 @@
 // Random projection: a codec of the torch layer, on top of the core's quantizer.
 //
 // x, rows x columns, is kept as x P in the group quantizer's codes. P is columns x kept, its
-// entries are +-1 / sqrt(kept) by a hash of the key, so E[P P^T] = I, and x P P^T is x on average.
-// P is not stored: it is made again from the key. Per row
+// entries are +-1 / sqrt(kept) (backfold/signs.h), so E[P P^T] = I, and x P P^T is x on average. P
+// is not stored: the core makes it again from the key, in one launch. Per row
 //
 //   E |x P P^T - x|^2 = |x|^2 (columns - 1) / kept,
 //
@@ -32,15 +32,13 @@ struct ProjectFormat {
 
 std::size_t packed_bytes(const ProjectFormat& format);
 
-// +-1 / sqrt(kept), columns x kept.
-at::Tensor projection(const ProjectFormat& format, at::ScalarType type, const at::Device& device);
-
-// x P of the elements at `source`, memory of `device`.
-at::Tensor project(const ProjectFormat& format, const void* source, const at::Device& device);
+// x P of the elements at `source`, memory of `device`, where `execution` runs.
+at::Tensor project(const ProjectFormat& format, const void* source, const at::Device& device,
+                   const Execution& execution);
 
 // Writes (x P) P^T to the memory of `result`, a dense tensor of rows * columns elements.
 void project_back(const ProjectFormat& format, const at::Tensor& projected,
-                  const at::Tensor& result);
+                  const at::Tensor& result, const Execution& execution);
 
 }  // namespace backfold::torch_layer
 

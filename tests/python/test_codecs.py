@@ -67,6 +67,32 @@ def test_a_projection_is_off_by_what_its_formula_says(device, ratio):
     assert packet.nbytes == pytest.approx(rows.numel() / ratio * (2 + 0.25) / 8, rel=0.02)
 
 
+def documented_signs(count: int, seed: int, stream: int) -> torch.Tensor:
+    """1 or -1, as "Random signs" of docs/formats.md defines them."""
+
+    def mix(x: int) -> int:
+        x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9 % 2**64
+        x = (x ^ x >> 27) * 0x94D049BB133111EB % 2**64
+        return x ^ x >> 31
+
+    step = 0x9E3779B97F4A7C15
+    start = mix(mix((seed + step) % 2**64) ^ stream)
+    words = [mix((start + word * step) % 2**64) for word in range(-(-count // 64))]
+    return torch.tensor([1.0 - 2.0 * (words[i // 64] >> i % 64 & 1) for i in range(count)])
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+def test_a_projection_multiplies_by_the_documented_signs(device, dtype):
+    # Of the identity, x P is P, two values, which 8 bits nearly hold; P P^T / 36 comes back.
+    packet = backfold.pack(
+        torch.eye(72, device=device, dtype=dtype), codec=codecs.Project(2, 8), seed=7, stream=2**63
+    )
+    signs = documented_signs(72 * 36, 7, 2**63).view(72, 36)
+    found = packet.unpack().double().cpu()
+    # One wrong sign makes its row wrong by 2 / 36, another key everything by about 1 / 6.
+    torch.testing.assert_close(found, (signs @ signs.t()).double() / 36, rtol=0, atol=0.02)
+
+
 def test_a_projection_is_the_same_on_every_device(device):
     rows = torch.randn(32, 64, generator=torch.Generator().manual_seed(5))
     here = decoded(rows, codecs.Project(4, 8), seed=9)
