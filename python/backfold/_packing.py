@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Packing single tensors."""
 
-import dataclasses
-
 import torch
 
 from backfold._C import Packet
@@ -41,8 +39,7 @@ def pack(
     if codec is not None:
         if not isinstance(codec, Codec):
             raise TypeError(f"codec must be one of backfold.codecs, got {codec!r}")
-        arguments = dataclasses.asdict(codec)
-        return Packet(tensor, type(codec).__name__, arguments, op, seed, stream)
+        return Packet(tensor, type(codec).__name__, vars(codec), op, seed, stream)
     return Packet(tensor, bits, layout, group, zero_exact, seed, stream)
 
 
