@@ -6,33 +6,58 @@
     bench/codecs/projection.py --device cpu   small tensors on a CPU
 
 Packing is x P and the group quantizer on the result, unpacking the way back; each is compared with
-the same product on a matrix that is already there. Medians of 20 calls.
+the same product on a matrix that is already there.
+
+On a GPU a round queues 20 calls between two events, as a training step does, so that the host only
+counts where the GPU has to wait for it: a 20th of the median of 7 rounds, after one to warm up.
+Beside it stands the host's own time until a call is queued. On a CPU: medians of 20 calls.
 """
 
 import argparse
 import statistics
 import sys
 import time
+from collections.abc import Callable
 
 import backfold
 import torch
 from backfold import codecs
 
 RATIO, BITS = 8, 2
-REPEATS = 20
+REPEATS, ROUNDS = 20, 7
 
 
-def seconds(work, device: torch.device) -> float:
+def queued(work: Callable[[], object]) -> tuple[float, float]:
+    """Seconds of one call on the GPU, and on the host."""
+    device, host = [], []
+    for _ in range(1 + ROUNDS):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        torch.cuda.synchronize()
+        begin.record()
+        start = time.perf_counter()
+        for _ in range(REPEATS):
+            work()
+        host.append((time.perf_counter() - start) / REPEATS)
+        end.record()
+        end.synchronize()
+        device.append(begin.elapsed_time(end) / 1e3 / REPEATS)
+    return statistics.median(device[1:]), statistics.median(host[1:])
+
+
+def called(work: Callable[[], object]) -> float:
     times = []
-    for _ in range(REPEATS + 3):
-        if device.type == "cuda":
-            torch.cuda.synchronize()
+    for _ in range(3 + REPEATS):
         start = time.perf_counter()
         work()
-        if device.type == "cuda":
-            torch.cuda.synchronize()
         times.append(time.perf_counter() - start)
     return statistics.median(times[3:])
+
+
+def beside(name: str, work: Callable[[], object], product: Callable[[], object], cuda: bool) -> str:
+    own, host = queued(work) if cuda else (called(work), None)
+    alone = queued(product)[0] if cuda else called(product)
+    on_host = "" if host is None else f" (host {host * 1e6:.0f} us)"
+    return f"{name} {own * 1e6:8.1f} us, {own / alone:.2f} of the product{on_host}"
 
 
 def measure(rows: int, columns: int, dtype: torch.dtype, device: torch.device) -> None:
@@ -41,14 +66,11 @@ def measure(rows: int, columns: int, dtype: torch.dtype, device: torch.device) -
     projected = x @ matrix
     codec = codecs.Project(RATIO, BITS)
     packet = backfold.pack(x, codec=codec)
-    forward = seconds(lambda: x @ matrix, device)
-    back = seconds(lambda: projected @ matrix.t(), device)
-    pack = seconds(lambda: backfold.pack(x, codec=codec), device)
-    unpack = seconds(packet.unpack, device)
-    print(
-        f"{rows} x {columns} {str(dtype).removeprefix('torch.'):>8}: pack {pack * 1e6:8.0f} us, "
-        f"{pack / forward:.2f} of the product; unpack {unpack * 1e6:8.0f} us, {unpack / back:.2f}"
-    )
+    cuda = device.type == "cuda"
+    pack = beside("pack", lambda: backfold.pack(x, codec=codec), lambda: x @ matrix, cuda)
+    unpack = beside("unpack", packet.unpack, lambda: projected @ matrix.t(), cuda)
+    name = str(dtype).removeprefix("torch.")
+    print(f"{rows} x {columns} {name:>8}: {pack}; {unpack}", flush=True)
 
 
 def main() -> None:
