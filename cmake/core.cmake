@@ -59,6 +59,8 @@ if(BACKFOLD_HAS_CUDA)
     src/cuda/group_strided.cu
     src/cuda/narrow.cu
     src/cuda/pool.cu
+    src/cuda/pool_pack.cu
+    src/cuda/pool_unpack.cu
     src/cuda/ranged.cu
     src/cuda/samples.cu
     src/cuda/signs.cu

@@ -60,17 +60,30 @@ BACKFOLD_HD std::uint16_t average_of(float sum, float factor) {
 // Code 0 of a block in a band: what its elements are drawn from and decoded to.
 BACKFOLD_HD float block_base(float average, float base) { return average + base; }
 
-// The code of an element and what rounding adds, from 1 to steps + 3/2. An element may lie below
-// its block's base by a rounding error, which draw() does not expect of its groups.
-BACKFOLD_HD float pool_raised(float value, float base, float inverse, float uniform,
-                              const Levels& levels) {
-  const float raised = fused(value - base, inverse, uniform);
+// How the elements of a band are drawn. Of its range, from the base of a block on, an element has
+// the share value * scale + shift, clamped to [0, 1] since rounding errors may lead out of it.
+struct BandDraw {
+  float scale;  // 1 / (steps * step)
+  float count;  // steps, less what keeps the largest sum of count and a number below 2 from
+                // rounding up to steps + 2: 2^-22 of it, as much as fp32 rounds elsewhere
+};
+
+BACKFOLD_HD BandDraw band_draw(float inverse, const Levels& levels) {
+  return {inverse * levels.inverse_count, levels.count * (1.0f - 0x1p-22f)};
+}
+
+BACKFOLD_HD float block_shift(float base, const BandDraw& band) { return -(base * band.scale); }
+
+// The code of an element and what rounding adds, from 1 to steps + 2, exclusively. `uniform` is in
+// [1, 2). (Two fused operations, the first of which clamps at no cost on a GPU.)
+BACKFOLD_HD float pool_raised(float value, float shift, const BandDraw& band, float uniform) {
+  float share = fused(value, band.scale, shift);
 #ifdef __CUDA_ARCH__
-  return fminf(fmaxf(raised, 1.0f), levels.ceiling);  // of finite numbers the same, in half as many
+  share = __saturatef(share);
 #else
-  const float floored = raised < 1.0f ? 1.0f : raised;
-  return floored < levels.ceiling ? floored : levels.ceiling;
+  share = share < 0.0f ? 0.0f : share < 1.0f ? share : 1.0f;
 #endif
+  return fused(share, band.count, uniform);
 }
 
 enum class BandForm { kGrid, kFullRange, kNan };

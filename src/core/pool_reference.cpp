@@ -120,8 +120,10 @@ void pack_band(const PoolShape& shape, const T* source, MixedKey key, const Pool
   const std::uint64_t first_draw =
       static_cast<std::uint64_t>(index) * static_cast<std::uint64_t>(shape.slots * shape.draws());
   const std::uint32_t offset = block_offset(key, first_draw);
+  const BandDraw draw = band_draw(plan.range.inverse, plan.levels);
   for_strips(shape, band, [&](int strip, int place, std::int64_t first, int elements) {
     const float base = block_base(bfloat_to_float(plan.averages[place]), plan.range.base);
+    const float shift = block_shift(base, draw);
     for (int j = 0; j < elements; ++j) {
       const std::uint32_t hash =
           block_hash(offset, key.second,
@@ -131,9 +133,7 @@ void pack_band(const PoolShape& shape, const T* source, MixedKey key, const Pool
       const float value = to_float(source[first + j * shape.inner]);
       writer.put(plan.form == BandForm::kFullRange
                      ? full_range_draw(value, uniform, plan.levels)
-                     : static_cast<std::uint32_t>(
-                           pool_raised(value, base, plan.range.inverse, uniform, plan.levels)) -
-                           1u);
+                     : static_cast<std::uint32_t>(pool_raised(value, shift, draw, uniform)) - 1u);
     }
   });
 }

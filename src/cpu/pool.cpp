@@ -241,7 +241,7 @@ class BandKernel {
   // Random numbers and range of some strips.
   struct Draw {
     VU hash;
-    VF base, inverse, ceiling;
+    VF shift, scale, count;
   };
 
   // The codes of elements first + kFirst to first + kFirst + 3, which have a hash with `first`.
@@ -250,14 +250,15 @@ class BandKernel {
     const DF d;
     const DU du;
     const DI di;
+    const VF one = hn::Set(d, 1.0f);
     const auto code = [&](int j) HWY_ATTR {
       const VU random = hn::Mul(draw.hash, hn::Set(du, core::element_multiplier(kFirst + j)));
       const VF uniform =
           hn::BitCast(d, hn::Or(hn::ShiftRight<9>(random), hn::Set(du, 0x3f80'0000u)));
       const VF value = hn::LoadU(d, elements_.row(first + kFirst + j) + s);
-      const VF raised = hn::MulAdd(hn::Sub(value, draw.base), draw.inverse, uniform);
-      const VF clamped = hn::Min(hn::Max(raised, hn::Set(d, 1.0f)), draw.ceiling);
-      return hn::Sub(hn::BitCast(du, hn::ConvertTo(di, clamped)), hn::Set(du, 1u));
+      const VF share = hn::Clamp(hn::MulAdd(value, draw.scale, draw.shift), hn::Zero(d), one);
+      const VF raised = hn::MulAdd(share, draw.count, uniform);
+      return hn::Sub(hn::BitCast(du, hn::ConvertTo(di, raised)), hn::Set(du, 1u));
     };
     const int bits = shape_.bits;
     return hn::Or(
@@ -275,10 +276,12 @@ class BandKernel {
         static_cast<std::uint32_t>(first_draw) + core::block_offset(key, first_draw);
     const VU draws = hn::Set(du, static_cast<std::uint32_t>(shape_.draws()));
     Draw own;
-    own.inverse = hn::Set(d, range.inverse);
-    own.ceiling = hn::Set(d, levels_.ceiling);
+    const core::BandDraw in_band = core::band_draw(range.inverse, levels_);
+    own.scale = hn::Set(d, in_band.scale);
+    own.count = hn::Set(d, in_band.count);
     for (int s = 0; s < shape_.slots; s += lanes()) {
-      own.base = hn::Add(hn::LoadU(d, base_ + s), hn::Set(d, range.base));
+      const VF base = hn::Add(hn::LoadU(d, base_ + s), hn::Set(d, range.base));
+      own.shift = hn::Neg(hn::Mul(base, own.scale));
       const VU strip = hn::Mul(hn::Iota(du, static_cast<std::uint32_t>(s)), draws);
       for (int first = 0; first < kRoom; first += core::kRandomBlock) {
         VU x = hn::Add(strip, hn::Set(du, offset + static_cast<std::uint32_t>(first / 8)));
