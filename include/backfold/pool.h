@@ -55,9 +55,9 @@
 //
 // Random numbers (rng.h): the strip of block row g, row r of R and block k of its band is number s
 // = (g * R + r) * K + k. Its element j takes block (t * G * R * K + s) * ceil(P / 8) + j / 8, and
-// multiplier j mod 8. With scale = (1 / step) * (1 / steps), the share of x in the range of its band,
-// x * scale - (average + base) * scale clamped to [0, 1], is multiplied by steps * (1 - 2^-22): what
-// it has before the point and the random number decide the code, as in group.h.
+// multiplier j mod 8. With scale = (1 / step) * (1 / steps), the share of x in the range of its
+// band, x * scale - (average + base) * scale clamped to [0, 1], is multiplied by steps * (1 -
+// 2^-22): what it has before the point and the random number decide the code, as in group.h.
 //
 // With bits > 0 the expected decoded fp32 value is the source, up to fp32 rounding; a destination
 // of 16 bits then rounds to nearest. A finite source never decodes to an infinity.

@@ -20,13 +20,18 @@ struct Undisturbed {
   const c10::impl::ExcludeDispatchKeyGuard no_autocast{c10::autocast_dispatch_keyset};
 };
 
-// P: +-1 / sqrt(kept), columns x kept.
+// The power of two that is nearest to 1 / sqrt(kept).
+double size_of_entries(const ProjectFormat& format) {
+  return std::exp2(std::round(-0.5 * std::log2(static_cast<double>(format.kept))));
+}
+
+// P, columns x kept.
 at::Tensor projection(const ProjectFormat& format, const at::Device& device,
                       const Execution& execution) {
   const ElementType type = format.codes.type;
   const at::Tensor signs =
       allocate({format.columns, format.kept}, {format.kept, 1}, scalar_type(type), device);
-  const auto size = static_cast<float>(1 / std::sqrt(static_cast<double>(format.kept)));
+  const auto size = static_cast<float>(size_of_entries(format));
   check(fill_signs(type, size, signs.numel(), format.key, signs.mutable_data_ptr(), execution));
   return signs;
 }
@@ -50,7 +55,9 @@ void project_back(const ProjectFormat& format, const at::Tensor& projected,
                   const at::Tensor& result, const Execution& execution) {
   const Undisturbed undisturbed;
   at::Tensor rows = result.as_strided({format.rows, format.columns}, {format.columns, 1});
-  at::mm_out(rows, projected, projection(format, result.device(), execution).t());
+  const double size = size_of_entries(format);
+  at::addmm_out(rows, rows, projected, projection(format, result.device(), execution).t(),
+                /*beta=*/0, /*alpha=*/1 / (static_cast<double>(format.kept) * size * size));
 }
 
 }  // namespace backfold::torch_layer

@@ -3,10 +3,12 @@
 // Random projection: a codec of the torch layer, on top of the core's quantizer.
 //
 // x, rows x columns, is kept as x P in the group quantizer's codes. P is columns x kept, its
-// entries are +-1 / sqrt(kept) (backfold/signs.h), so E[P P^T] = I, and x P P^T is x on average. P
-// is not stored: the core makes it again from the key, in one launch. Per row
+// entries are +-s (backfold/signs.h), so E[P P^T] = c I with c = kept s^2, and x P P^T / c is x on
+// average. s is the power of two nearest to 1 / sqrt(kept): c would not be 1 in a type of 16 bits,
+// where 1 / sqrt(kept) is rounded, and the product divides by it for nothing. P is not stored: the
+// core makes it again from the key, in one launch. Per row
 //
-//   E |x P P^T - x|^2 = |x|^2 (columns - 1) / kept,
+//   E |x P P^T / c - x|^2 = |x|^2 (columns - 1) / kept,
 //
 // and rounding adds its own squared error times columns / kept.
 //
@@ -36,7 +38,7 @@ std::size_t packed_bytes(const ProjectFormat& format);
 at::Tensor project(const ProjectFormat& format, const void* source, const at::Device& device,
                    const Execution& execution);
 
-// Writes (x P) P^T to the memory of `result`, a dense tensor of rows * columns elements.
+// Writes (x P) P^T / c to the memory of `result`, a dense tensor of rows * columns elements.
 void project_back(const ProjectFormat& format, const at::Tensor& projected,
                   const at::Tensor& result, const Execution& execution);
 

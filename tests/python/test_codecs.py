@@ -93,6 +93,13 @@ def test_a_projection_multiplies_by_the_documented_signs(device, dtype):
     torch.testing.assert_close(found, (signs @ signs.t()).double() / 36, rtol=0, atol=0.02)
 
 
+def test_a_projection_keeps_the_size_of_16_bit_elements(device):
+    # 1 / sqrt(254) in bf16 is 0.4% too large: squared, it would make everything 0.8% larger.
+    rows = torch.eye(2 * 254, device=device, dtype=torch.bfloat16)
+    diagonal = decoded(rows, codecs.Project(2, 8), seed=9).diagonal().double()
+    assert diagonal.mean().item() == pytest.approx(1, abs=0.002)
+
+
 def test_a_projection_is_the_same_on_every_device(device):
     rows = torch.randn(32, 64, generator=torch.Generator().manual_seed(5))
     here = decoded(rows, codecs.Project(4, 8), seed=9)
