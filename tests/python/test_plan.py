@@ -232,7 +232,7 @@ def test_the_guard_weighs_the_error_against_the_gradients_variance(device):
 
 
 def test_the_guard_warns_with_what_would_do(device):
-    with pytest.warns(UserWarning, match=r"folding adds \d+% of .*; most of it at .*bits=\d"):
+    with pytest.warns(UserWarning, match=r"folding adds [\d.]+% of .*; most of it at .*bits=\d"):
         _, seen = noisy(device, 1, 101)
     assert seen[-1] > 0.1
 
