@@ -73,6 +73,8 @@ target_include_directories(backfold_torch SYSTEM
   PUBLIC ${torch_folder}/include ${torch_folder}/include/torch/csrc/api/include)
 target_compile_options(backfold_torch PRIVATE -Wall -Wextra)
 # Most of a file's compile time is torch's headers. Sources include what they use all the same.
+# (Without a symbol of its own the library's compilation is like that of its tests, which share them.)
+set_target_properties(backfold_torch PROPERTIES DEFINE_SYMBOL "")
 target_precompile_headers(backfold_torch PRIVATE
   <ATen/Functions.h> <ATen/TensorOperators.h> <torch/csrc/autograd/function.h>)
 # When Python has imported torch these are loaded already, and the linker finds them by name.

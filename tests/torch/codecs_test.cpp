@@ -6,7 +6,9 @@
 
 #include <ATen/record_function.h>
 #include <gtest/gtest.h>
-#include <torch/csrc/api/include/torch/torch.h>
+#include <torch/csrc/api/include/torch/autograd.h>
+#include <torch/csrc/api/include/torch/types.h>
+#include <torch/csrc/api/include/torch/utils.h>
 
 #include "backfold/controller.h"
 

@@ -5,7 +5,9 @@
 #include "backfold/controller.h"
 
 #include <gtest/gtest.h>
-#include <torch/csrc/api/include/torch/torch.h>
+#include <torch/csrc/api/include/torch/autograd.h>
+#include <torch/csrc/api/include/torch/nn/modules/linear.h>
+#include <torch/csrc/api/include/torch/utils.h>
 
 #include <algorithm>
 #include <thread>
