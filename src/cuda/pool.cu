@@ -54,7 +54,8 @@ Staging lay_out_memory(PoolTask* task) {
   t.stage_offset = t.word_offset + (t.bits == 0 ? 0 : padded(bands * band_words * 4) + 16);
 
   // Elements of a warp's bands lie together if they are whole rows of one plane after the other.
-  const bool aligned = is_aligned(t.elements, 16);
+  // Wide strips and elements have no kernels that would ask for more (pool_launch.h).
+  const bool aligned = is_aligned(t.elements, 16) && size != 8 && t.room != 16;
   if (t.inner == 1 && t.depth == 1 && t.cuts == 1) {
     t.warp_bytes = t.stage_offset + padded(bands * t.slots * t.block * size) + 16 + kBeyond;
     t.staged_row = t.line;

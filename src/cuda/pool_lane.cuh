@@ -77,18 +77,13 @@ class PoolLane {
   // Draws the codes into the words of the band, which are zeros.
   __device__ void draw(const core::Range& range, bool full_range, std::uint32_t* words) const {
     const int bits_of_piece = kPiece * task_.bits;
-    if (full_range) {
-      draw_each<std::uint64_t>(
-          range, [&](const float* x, std::uint32_t hash, const Draw&, int at, std::uint64_t mask) {
-            put_codes(words, at, full_range_codes(x, hash) & mask);
-          });
-    } else if (task_.bytewise && bits_of_piece == 16) {
+    if (!full_range && task_.bytewise && bits_of_piece == 16) {
       draw_each<std::uint32_t>(
           range, [&](const float* x, std::uint32_t hash, const Draw& draw, int at, std::uint32_t) {
             reinterpret_cast<std::uint16_t*>(words)[at >> 4] =
                 static_cast<std::uint16_t>(codes<std::uint32_t>(x, hash, draw));
           });
-    } else if (bits_of_piece <= 32) {
+    } else if (!full_range && bits_of_piece <= 32) {
       draw_each<std::uint32_t>(range, [&](const float* x, std::uint32_t hash, const Draw& draw,
                                           int at, std::uint32_t mask) {
         put_codes(words, at, codes<std::uint32_t>(x, hash, draw) & mask);
@@ -96,7 +91,9 @@ class PoolLane {
     } else {
       draw_each<std::uint64_t>(range, [&](const float* x, std::uint32_t hash, const Draw& draw,
                                           int at, std::uint64_t mask) {
-        put_codes(words, at, codes<std::uint64_t>(x, hash, draw) & mask);
+        const std::uint64_t drawn =
+            full_range ? full_range_codes(x, hash) : codes<std::uint64_t>(x, hash, draw);
+        put_codes(words, at, drawn & mask);
       });
     }
   }
