@@ -148,7 +148,7 @@ class Probes:
         self._warned = self._core.steps
         enough = "no width would do" if needed is None else f"{self._kind}={needed:.4g} would do"
         warnings.warn(
-            f"backfold: folding adds {100 * ratio:.3g}% of the gradient's own variance, more than "
+            f"backfold: folding adds {100 * ratio:.1f}% of the gradient's own variance, more than "
             f"the 10% that training does not notice; most of it at {', '.join(sites)}; {enough}",
             stacklevel=4,
         )
