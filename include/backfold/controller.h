@@ -86,6 +86,12 @@ class Controller {
   // `step` does not run backward.
   void calibrate(const std::function<void()>& step);
 
+  // Says which samples of a data set, of `count` in all, the batch of the next scope holds: int64,
+  // one for each. Places that are kept with codecs::Quantize{.per_sample = true} then rank samples
+  // by range and by the gradient that each of them last had there, 4 bytes for every sample and
+  // place. Raises TypeError or ValueError, naming the argument.
+  void sample_ids(const at::Tensor& ids, std::int64_t count);
+
   // Raises RuntimeError if this controller is entered already, here or on another thread.
   [[nodiscard]] Scope enter();
 

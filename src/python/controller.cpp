@@ -168,10 +168,7 @@ class PyController {
   }
 
   bool unmet_samples() { return controller_.state().unmet_samples; }
-  // Of the next block.
-  void sample_ids(const at::Tensor& ids, std::int64_t count) {
-    controller_.state().options.samples = {ids, count};
-  }
+  void sample_ids(const at::Tensor& ids, std::int64_t count) { controller_.sample_ids(ids, count); }
 
   bool stale() { return controller_.state().unknown_modules; }
   std::int64_t steps() const { return controller_.steps(); }

@@ -152,7 +152,8 @@ py::dict summary_as_dict(const ReportPlan& plan) {
   return dict;
 }
 
-py::dict state_as_dict(const torch_layer::State& state) {
+py::dict state_as_dict(torch_layer::State& state) {
+  settle_scores(state);  // what a step took for it is not written
   py::dict dict;
   dict["steps"] = state.steps;
   dict["seed"] = state.options.seed;
@@ -162,6 +163,7 @@ py::dict state_as_dict(const torch_layer::State& state) {
   dict["unique_bytes"] = state.reference.unique_bytes;
   dict["plan"] = py::none();
   if (state.plan) dict["plan"] = summary_as_dict(*state.plan);
+  dict["wants_scores"] = state.scores == torch_layer::State::Scores::kWanted;
   dict["guard"] = py::none();
   if (state.guard) {
     const torch_layer::SketchState sketch = state.guard->state();
@@ -190,6 +192,7 @@ void take_state(torch_layer::State& state, const py::dict& dict) {
   const auto steps = dict["steps"].cast<std::int64_t>();
   const auto seed = dict["seed"].cast<std::uint64_t>();
   const auto bits = dict["bits"].cast<std::optional<int>>();
+  const auto wants_scores = dict["wants_scores"].cast<bool>();
   const torch_layer::StepReference reference{dict["saved_bytes"].cast<std::int64_t>(),
                                              dict["fixed_bytes"].cast<std::int64_t>(),
                                              dict["unique_bytes"].cast<std::int64_t>()};
@@ -208,6 +211,8 @@ void take_state(torch_layer::State& state, const py::dict& dict) {
   if (const py::object guard = dict["guard"]; !guard.is_none() && state.guard)
     state.guard->load({guard["counters"].cast<std::vector<std::int64_t>>(),
                        guard["values"].cast<std::vector<double>>()});
+  using Scores = torch_layer::State::Scores;
+  state.scores = wants_scores ? Scores::kWanted : Scores::kKnown;
   state.options.bits = bits;
   state.reference = reference;
   state.plan = plan;

@@ -14,7 +14,7 @@ namespace backfold::python {
 // What the last plan expects.
 pybind11::dict summary_as_dict(const ReportPlan& plan);
 
-pybind11::dict state_as_dict(const torch_layer::State& state);
+pybind11::dict state_as_dict(torch_layer::State& state);
 // Before each plan `combine` gets what was measured, as the "sites" of state_as_dict(), and returns
 // what is planned by.
 void combine_tables_by(torch_layer::State& state, const pybind11::function& combine);

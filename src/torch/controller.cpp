@@ -70,6 +70,19 @@ Controller::Controller(const torch::nn::Module& model, ControllerOptions options
 
 Controller::~Controller() = default;
 
+void Controller::sample_ids(const at::Tensor& ids, std::int64_t count) {
+  TORCH_CHECK_TYPE(ids.defined() && ids.scalar_type() == at::kLong && ids.dim() == 1,
+                   "ids must be an int64 tensor of one dimension, got ", ids.toString(), " of ",
+                   ids.defined() ? ids.dim() : 0);
+  TORCH_CHECK_VALUE(count >= 1, "count must be an int of 1 or more, got ", count);
+  if (!ids.is_cuda() && ids.numel() != 0) {  // on a GPU looking would wait for it
+    const auto low = ids.min().item<std::int64_t>(), high = ids.max().item<std::int64_t>();
+    TORCH_CHECK_VALUE(low >= 0 && high < count, "ids must be from 0 to ", count - 1, ", got ", low,
+                      " to ", high);
+  }
+  state_->options.samples = {ids, count};
+}
+
 Controller::Scope Controller::enter() {
   if (state_->entered.exchange(true)) {
     TORCH_CHECK(state_->thread == std::this_thread::get_id(),

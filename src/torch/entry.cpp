@@ -86,9 +86,10 @@ StoreOptions options_now(State& state) {
     if (!state.plan)
       state.options.bits = uniform_width(*state.sites, state.reference, *state.target, state.steps);
     if (state.plan && std::exchange(state.outgrown, false)) replan(state);
+    settle_scores(state);
   }
   StoreOptions options = state.options;
-  options.wants_scores = state.probe != nullptr;
+  options.wants_scores = state.probe || state.scores == State::Scores::kWanted;
   return options;
 }
 
@@ -149,6 +150,8 @@ Entry::~Entry() {
     state_->unmet_samples =
         state_->options.samples.ids.defined() && saved_something_ && !store_.met_samples();
     state_->options.samples = {};  // those of one block
+    if (saved_something_ && state_->scores == State::Scores::kWanted)
+      state_->scores = State::Scores::kTaken;
   }
   if (saved_something_ && state_->target) note_reference();
   state_->entered = false;
@@ -196,7 +199,13 @@ void replan(State& state) {
   for (const int one : kWidths)
     if (one <= state.plan->mean_bits) width = one;
   state.options.bits = width;
+  if (!plan_samples(*state.sites, state.policy)) state.scores = State::Scores::kWanted;
+}
+
+void settle_scores(State& state) {
+  if (state.scores != State::Scores::kTaken) return;
   plan_samples(*state.sites, state.policy);
+  state.scores = State::Scores::kKnown;
 }
 
 bool missed(const void* module, bool replica) {

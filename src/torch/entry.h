@@ -54,9 +54,12 @@ struct State {
   std::optional<at::Device> device;  // whose allocator is asked what hooks do not see
   std::optional<std::int64_t> grown_bytes;  // allocated by the last step and not freed in it
   bool unmet_samples = false;               // ids were given, but for another batch
-  bool unknown_modules = false;             // one was called since the modules were listed
-  bool unplaced_sites = true;               // some were made while no module was watched
-  bool watches_modules = true;              // whether the next entry is told of modules
+  // Of samples that have widths of their own. calibrate() packs nothing, so that its plan asks the
+  // step that follows for them.
+  enum class Scores { kKnown, kWanted, kTaken } scores = Scores::kKnown;
+  bool unknown_modules = false;  // one was called since the modules were listed
+  bool unplaced_sites = true;    // some were made while no module was watched
+  bool watches_modules = true;   // whether the next entry is told of modules
   std::atomic<bool> entered{false};
   bool told_compiled = false;             // that graphs of torch.compile are not folded
   std::atomic<std::thread::id> thread{};  // of the entry
@@ -144,6 +147,9 @@ std::optional<Noise> noise_of(State& state);
 
 // Makes a plan from the tables there are. Sites without one get its mean width.
 void replan(State& state);
+
+// Plans the widths of samples if a step has taken the scores that were wanted.
+void settle_scores(State& state);
 
 Report report_of(const State& state);
 

@@ -51,7 +51,8 @@ std::vector<Scored> scored_sites(SiteTable& sites, int rule) {
 
 }  // namespace
 
-void plan_samples(SiteTable& sites, const Policy& policy) {
+bool plan_samples(SiteTable& sites, const Policy& policy) {
+  bool all_known = true;
   for (std::size_t rule = 0; rule < policy.entries().size(); ++rule) {
     const auto* codec = std::get_if<codecs::Quantize>(&policy.entries()[rule].rule.codec);
     if (!codec || !codec->per_sample) continue;
@@ -67,6 +68,7 @@ void plan_samples(SiteTable& sites, const Policy& policy) {
       }
       allowed += one.elements * static_cast<std::int64_t>(one.scores.size()) * codec->bits;
     }
+    all_known = all_known && !menus.empty();
     if (menus.empty()) continue;
     Plan plan;
     check(backfold::make_plan(menus, allowed, &plan));
@@ -78,6 +80,7 @@ void plan_samples(SiteTable& sites, const Policy& policy) {
             1.0 / static_cast<double>(one.scores.size());
     }
   }
+  return all_known;
 }
 
 }  // namespace backfold::torch_layer

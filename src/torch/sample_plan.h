@@ -16,8 +16,8 @@
 namespace backfold::torch_layer {
 
 // Writes shares to the sites of all rules with per_sample, from the scores of their last packets
-// and their tables. Sites without either keep what they have.
-void plan_samples(SiteTable& sites, const Policy& policy);
+// and their tables. Sites without either keep what they have. Whether each such rule found scores.
+bool plan_samples(SiteTable& sites, const Policy& policy);
 
 }  // namespace backfold::torch_layer
 

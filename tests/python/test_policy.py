@@ -287,10 +287,28 @@ def test_samples_are_ranked_by_their_own_last_gradients(device):
     assert errors[True] < 0.5 * errors[False]
 
 
+def test_widths_of_samples_follow_a_calibration(device):
+    # calibrate() packs nothing: ranges of samples are those of the step after it.
+    model, x, y = network(device)
+    x = x * torch.logspace(-3, 0, len(x), device=device).view(-1, *[1] * (x.dim() - 1))
+    fold = backfold.Controller(model, level="actnn-L3", min_bytes=0, probe_steps=())
+    fold.calibrate(lambda: nn.functional.cross_entropy(model(x), y).backward())
+    resumed = backfold.Controller(model, level="actnn-L3", min_bytes=0, probe_steps=())
+    resumed.load_state_dict(fold.state_dict())
+    train(resumed, model, x, y, 1)
+    train(fold, model, x, y, 1)
+    shares = [site["shares"] for site in fold.state_dict()["sites"] if any(site["shares"])]
+    assert shares and any(max(share) < 1 for share in shares)
+    again = [site["shares"] for site in resumed.state_dict()["sites"] if any(site["shares"])]
+    assert again == shares
+
+
 def test_bad_sample_ids_are_refused():
     fold = backfold.Controller()
     with pytest.raises(TypeError, match="ids must be an int64 tensor of one dimension"):
         fold.sample_ids([1, 2], 4)
+    with pytest.raises(TypeError, match=r"of one dimension, got torch.FloatTensor of 2"):
+        fold.sample_ids(torch.ones(1, 1), 4)
     with pytest.raises(ValueError, match="ids must be from 0 to 3, got 1 to 4"):
         fold.sample_ids(torch.tensor([1, 4]), 4)
     with pytest.raises(ValueError, match="count must be an int of 1 or more, got 0"):
