@@ -91,21 +91,25 @@ class Stage {
       if (!lane_.there || first >= task_.columns) return;
       const RowPlace row = place_row<kStaging>(task_, lane_.band.first_row);
       const ColumnPlace column = place_column<kStaging>(task_, first);
-      // Lanes share out the positions of all strips; a lane's are whole columns or parts of rows.
+      // Lanes share out the positions of all strips, `step` apart: rows of them, or parts of a row.
       const int step = task_.lanes >> task_.chunks_log, begin = lane_.own_lane >> task_.chunks_log;
-      const int rows = max(step / kRoom, 1), columns = min(step, kRoom);
-      const int row_step = rows * task_.line, column_step = columns * task_.inner;
-      const int h_begin = begin / kRoom, j_begin = begin % kRoom;
-      T* memory = memory_ + static_cast<std::int64_t>(row.first + h_begin) * task_.line +
+      const int columns = min(step, kRoom), rows = max(step / kRoom, 1);
+      const int j_begin = begin % kRoom;
+      const std::int64_t column_step = std::int64_t{columns} * task_.inner;
+      const std::int64_t row_step =
+          std::int64_t{rows} * task_.line - std::int64_t{kRoom - columns} * task_.inner;
+      T* memory = memory_ + static_cast<std::int64_t>(row.first + begin / kRoom) * task_.line +
                   column.first + j_begin * task_.inner;
       T* shared = shared_ + lane_.own_band * task_.band_room + chunk * kPiece + begin * task_.run;
-      for (int h = h_begin; h < row.height; h += rows) {
-        T *from = memory, *to = shared;
-        for (int j = j_begin; j < column.width; j += columns) {
-          whole(from, to);
-          from += column_step, to += columns * task_.run;
-        }
-        memory += row_step, shared += rows * kRoom * task_.run;
+      int j = j_begin;
+#pragma unroll 4
+      for (int cell = begin; cell < row.height * kRoom; cell += step) {
+        if (j < column.width) whole(memory, shared);
+        shared += step * task_.run;
+        j += columns;
+        const bool next_row = j >= kRoom;
+        memory += next_row ? row_step : column_step;
+        j = next_row ? j_begin : j;
       }
     } else {
       for_parts<kStaging>(task_, lane_, own, [&](const Part& part, int) {
