@@ -96,6 +96,9 @@ def decoding_error(codec: codecs.Codec, saved: Saved, seed: int, stream: int) ->
 def bias(codec: codecs.Codec, saved: Saved, stream: int) -> float:
     samples = max(2, PART * len(saved.tensor) // saved.tensor.numel())
     part = saved._replace(tensor=saved.tensor[:samples])
+    while not fits(codec, part) and samples < len(saved.tensor):  # too few rows for a projection
+        samples *= 2
+        part = saved._replace(tensor=saved.tensor[:samples])
     total = torch.zeros_like(part.tensor)
     energy = 0.0
     for seed in range(DRAWS):
