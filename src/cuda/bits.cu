@@ -15,7 +15,6 @@ using core::BitValues;
 constexpr int kThreads = 256;
 constexpr int kTile = 1'024;  // elements of one warp: 32 words of bits, a full 128-byte line
 constexpr int kBlockElements = kThreads / 32 * kTile;
-constexpr unsigned kAllLanes = 0xffff'ffffu;
 
 // A lane moves 16 bytes at a time: kPerVector elements, kVectors times. kPerVector * kVectors
 // is 32.
@@ -70,7 +69,7 @@ __device__ std::uint32_t transposed(std::uint32_t items, int lane) {
   for (int step = kVectors<U> / 2; step >= 1; step /= 2) {
     const int width = step * kPerVector<U>;
     const std::uint32_t upper = (0xffff'ffffu / ((1u << width) + 1u)) << width;
-    const std::uint32_t other = __shfl_xor_sync(kAllLanes, items, step);
+    const std::uint32_t other = __shfl_xor_sync(kFullWarp, items, step);
     items = (lane & step) != 0 ? (items & upper) | (other & upper) >> width
                                : (items & ~upper) | (other & ~upper) << width;
   }
@@ -161,7 +160,7 @@ __global__ void __launch_bounds__(kThreads)
   const std::int64_t words = (count + 31) / 32;
   const std::uint32_t word = first / 32 + lane < words ? bits[first / 32 + lane] : 0;
   const auto items_of = [word, lane](int v) {
-    return __shfl_sync(kAllLanes, word, v * E + lane / V) >> (lane % V * E);
+    return __shfl_sync(kFullWarp, word, v * E + lane / V) >> (lane % V * E);
   };
 
   if (aligned && first + kTile <= count) {

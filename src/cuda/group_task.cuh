@@ -12,8 +12,6 @@
 
 namespace backfold::cuda {
 
-inline constexpr unsigned kFullWarp = 0xffff'ffffu;
-
 // A packing or unpacking job, by value to a kernel. The tensor pointer is cast by the kernel.
 struct GroupTask {
   const void* source;

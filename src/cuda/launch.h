@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the CUDA files share: errors of the runtime as statuses, and the size of a grid.
+// What the CUDA files share: errors of the runtime as statuses, the size of a grid, and all lanes
+// of a warp.
 
 #ifndef BACKFOLD_CUDA_LAUNCH_H_
 #define BACKFOLD_CUDA_LAUNCH_H_
@@ -14,6 +15,8 @@
 #include "backfold/status.h"
 
 namespace backfold::cuda {
+
+inline constexpr unsigned kFullWarp = 0xffff'ffffu;
 
 // The status of a runtime call; `call` names it in the message.
 inline Status check(cudaError_t error, const char* call) {

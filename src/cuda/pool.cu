@@ -111,7 +111,7 @@ Status make_task(const core::PoolShape& shape, ElementType type, const void* ele
   t.header_room = static_cast<std::int64_t>((shape.code_offset() - shape.header_offset()) / 4);
   t.code_room = static_cast<std::int64_t>((shape.bytes() - shape.code_offset()) / 4);
 
-  const int piece_bits = (shape.room < 8 ? 4 : 8) * shape.bits;
+  const int piece_bits = piece_of(shape.room) * shape.bits;
   t.bytewise = t.whole && piece_bits % 8 == 0 && piece_bits != 24;
   for (int i = 0; i < 4; ++i) {
     t.places[i] = 1u << i * shape.bits;

@@ -36,20 +36,6 @@ __device__ inline std::uint64_t get_codes(const std::uint32_t* words, int at, in
 
 // The same for kCount codes that are whole bytes: 1, 2, 4 or 8.
 template <int kCount>
-__device__ inline void put_bytes(std::uint32_t* words, int at, int bits, std::uint64_t codes) {
-  auto* const bytes = reinterpret_cast<std::uint8_t*>(words) + at / 8;
-  if (kCount * bits == 16) {
-    *reinterpret_cast<std::uint16_t*>(bytes) = static_cast<std::uint16_t>(codes);
-  } else if (kCount * bits == 8) {
-    *bytes = static_cast<std::uint8_t>(codes);
-  } else {
-    *reinterpret_cast<std::uint32_t*>(bytes) = static_cast<std::uint32_t>(codes);
-    if (kCount * bits == 64)
-      reinterpret_cast<std::uint32_t*>(bytes)[1] = static_cast<std::uint32_t>(codes >> 32);
-  }
-}
-
-template <int kCount>
 __device__ inline std::uint64_t get_bytes(const std::uint32_t* words, int at, int bits) {
   const auto* const bytes = reinterpret_cast<const std::uint8_t*>(words) + at / 8;
   if (kCount * bits == 16) return *reinterpret_cast<const std::uint16_t*>(bytes);

@@ -50,7 +50,7 @@ class PoolLane {
     Extent extent{INFINITY, -INFINITY, false, true};
     for_parts<kStaging>(task_, lane_, own_, [&](const Part& part, int item) {
       float sum = 0.0f;
-      Extremes<T> extremes;
+      StripExtremes<T> extremes;
       for_strips(part.staged, part.strips, [&](const Strip& strip) {
         sum = sum + core::tree_sum<kRoom>(masked(strip, part.width).x, 1.0f) * core::kSumScale;
         if constexpr (kResidual) extremes.add(filled(strip, part.width));
@@ -99,7 +99,7 @@ class PoolLane {
   }
 
  private:
-  static constexpr int kPiece = kRoom < 8 ? kRoom : 8;  // elements that share a random number
+  static constexpr int kPiece = piece_of(kRoom);
 
   using Strip = Neighbours<T, kRoom>;
   struct Numbers {
@@ -192,7 +192,7 @@ class PoolLane {
     const bool whole = block.in_block == task_.rows * task_.block;
     const std::uint16_t rounded =
         core::average_of(sum, whole ? task_.factor : core::mean_factor(block.in_block));
-    task_.averages[static_cast<std::int64_t>(block.row) * task_.columns + block.column] = rounded;
+    task_.averages[block.average(task_)] = rounded;
     return core::bfloat_to_float(rounded);
   }
 

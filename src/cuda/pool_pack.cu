@@ -19,9 +19,9 @@ __device__ inline Extent joined(const PoolTask& task, Extent extent) {
   int flags = (extent.huge ? 1 : 0) | (extent.finite ? 0 : 2);
 #pragma unroll 1
   for (int distance = 1; distance < task.lanes; distance *= 2) {
-    extent.low = fminf(extent.low, __shfl_xor_sync(kAllLanes, extent.low, distance));
-    extent.high = fmaxf(extent.high, __shfl_xor_sync(kAllLanes, extent.high, distance));
-    flags |= __shfl_xor_sync(kAllLanes, flags, distance);
+    extent.low = fminf(extent.low, __shfl_xor_sync(kFullWarp, extent.low, distance));
+    extent.high = fmaxf(extent.high, __shfl_xor_sync(kFullWarp, extent.high, distance));
+    flags |= __shfl_xor_sync(kFullWarp, flags, distance);
   }
   return {extent.low, extent.high, (flags & 1) != 0, (flags & 2) == 0};
 }

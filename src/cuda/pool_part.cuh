@@ -28,7 +28,7 @@ struct LanePlace {
     there = first_band + own_band < task.bands;
     band = place_band<kStaging>(task, min(first_band + own_band, task.bands));
     end = there ? place_band<kStaging>(task, band.index + 1).before : band.before;
-    origin = __shfl_sync(kAllLanes, band.before, 0);
+    origin = __shfl_sync(kFullWarp, band.before, 0);
   }
 };
 
@@ -43,8 +43,8 @@ struct WordPlace {
   __device__ WordPlace(const PoolTask& task, const LanePlace<kStaging>& lane, char* room) {
     const std::int64_t first = core::first_word(lane.band.before, task.bits, lane.band.index);
     const int next = lane.there ? lane.band.index + 1 : lane.band.index;
-    const std::int64_t origin = __shfl_sync(kAllLanes, first, 0);
-    count = __shfl_sync(kAllLanes,
+    const std::int64_t origin = __shfl_sync(kFullWarp, first, 0);
+    count = __shfl_sync(kFullWarp,
                         static_cast<int>(core::first_word(lane.end, task.bits, next) - origin), 31);
     own = static_cast<int>(first - origin);
     memory = task.codes + origin;
@@ -65,14 +65,19 @@ struct Part {
   int place;     // of its block in the band
   int row, column;
   int in_block;  // elements of its block
+
+  // Of its block's average, among all.
+  __device__ std::int64_t average(const PoolTask& task) const {
+    return static_cast<std::int64_t>(row) * task.columns + column;
+  }
 };
 
 template <Staging kStaging>
 __device__ inline Part place_part(const PoolTask& task, const LanePlace<kStaging>& lane, int item) {
   Part part{};
   const BandPlace& band = lane.band;
-  const int place = task.parts == 1 ? item : task.by_parts.divide(item);
-  const int g = is_channels(kStaging) ? 0 : task.by_run.divide(place);
+  const int place = task.parts == 1 ? item : task.by_parts.quotient(item);
+  const int g = is_channels(kStaging) ? 0 : task.by_run.quotient(place);
   const int k = place - g * task.run;
   part.row = band.first_row + g, part.column = band.first_column + k;
   if (item >= task.items || !lane.there || part.row >= task.block_rows ||
@@ -83,7 +88,7 @@ __device__ inline Part place_part(const PoolTask& task, const LanePlace<kStaging
   int d = 0, h = 0;
   if (task.parts != 1) {
     const int own = item - place * task.parts;
-    d = task.by_tall_parts.divide(own), h = (own - d * task.tall_parts) * task.part_rows;
+    d = task.by_tall_parts.quotient(own), h = (own - d * task.tall_parts) * task.part_rows;
   }
   const int line = g * task.rows + d * task.tall + h;
   part.place = place;

@@ -39,7 +39,7 @@ class Stage {
     if constexpr (is_flat(kStaging)) {
       memory_ += lane.origin;
       room += reinterpret_cast<std::uintptr_t>(memory_) & 15u;  // for copies of 16 bytes
-      count_ = static_cast<int>(__shfl_sync(kAllLanes, lane.end, 31) - lane.origin);
+      count_ = static_cast<int>(__shfl_sync(kFullWarp, lane.end, 31) - lane.origin);
     }
     shared_ = reinterpret_cast<T*>(room);
   }

@@ -77,7 +77,7 @@ union Neighbours {
 
 // The least and the largest of the numbers seen. (Of NaN the other ones.)
 template <typename T>
-struct Extremes {
+struct StripExtremes {
   float least = INFINITY, most = -INFINITY;
 
   template <int kCount>
@@ -92,7 +92,7 @@ struct Extremes {
 
 // Two at a time, in half the instructions.
 template <typename T>
-requires(sizeof(T) == 2) struct Extremes<T> {
+requires(sizeof(T) == 2) struct StripExtremes<T> {
   using Two = std::conditional_t<std::is_same_v<T, BFloat>, __nv_bfloat162, __half2>;
   static constexpr std::uint32_t kInfinity =
       std::is_same_v<T, BFloat> ? 0x7f80'7f80u : 0x7c00'7c00u;

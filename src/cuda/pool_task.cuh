@@ -11,30 +11,10 @@
 #include "core/pool_arithmetic.h"
 #include "core/pool_geometry.h"
 #include "core/rng.h"
+#include "cuda/divider.h"
+#include "cuda/launch.h"
 
 namespace backfold::cuda {
-
-inline constexpr unsigned kAllLanes = 0xffff'ffffu;
-
-inline constexpr int kPoolWarps = 4;  // of a thread block
-
-// Division of numbers below 2^31 by one that is known beforehand.
-struct Divider {
-  std::uint32_t multiplier = 0x8000'0000u;
-  std::uint32_t shift = 31;
-
-  Divider() = default;
-  explicit Divider(std::int64_t divisor) {
-    while ((std::int64_t{1} << (shift - 31)) < divisor) ++shift;
-    const std::uint64_t power = std::uint64_t{1} << shift, by = static_cast<std::uint64_t>(divisor);
-    multiplier = static_cast<std::uint32_t>((power + by - 1) / by);
-  }
-  __device__ int divide(int number) const {
-    // Without the cast to 32 bits it would be a product of 64.
-    return static_cast<int>(
-        static_cast<std::uint64_t>(static_cast<std::uint32_t>(number)) * multiplier >> shift);
-  }
-};
 
 // How the elements of a warp's bands get to shared memory and back.
 enum class Staging {
@@ -51,6 +31,9 @@ __device__ constexpr bool is_flat(Staging staging) {
 __device__ constexpr bool is_channels(Staging staging) {
   return staging == Staging::kSquares || staging == Staging::kChannels;
 }
+
+// Elements of a strip that share a random number.
+BACKFOLD_HD constexpr int piece_of(int room) { return room < 8 ? room : 8; }
 
 // The run of channels of kSquares.
 BACKFOLD_HD constexpr int square_run(int room) { return core::strips_for(room) / room; }
@@ -112,14 +95,14 @@ struct RowPlace {
 
 template <Staging kStaging>
 __device__ inline RowPlace place_row(const PoolTask& task, int index) {
-  const int above = task.by_high.divide(index);
+  const int above = task.by_high.quotient(index);
   const int height_at = (index - above * task.high) * task.block;
   const int height = min(task.block, task.height - height_at);
   if (kStaging != Staging::kElements || task.depth == 1) {
     const int first = above * task.height + height_at;
     return {first, first, 1, height};
   }
-  const int outer = task.by_deep.divide(above);
+  const int outer = task.by_deep.quotient(above);
   const int depth_at = (above - outer * task.deep) * task.block;
   const int depth = min(task.block, task.depth - depth_at);
   const int plane = (outer * task.depth + depth_at) * task.height;
@@ -132,7 +115,7 @@ struct ColumnPlace {
 
 template <Staging kStaging>
 __device__ inline ColumnPlace place_column(const PoolTask& task, int index) {
-  const int wide = is_flat(kStaging) ? index : task.by_inner.divide(index);
+  const int wide = is_flat(kStaging) ? index : task.by_inner.quotient(index);
   const int at = wide * task.block, channel = index - wide * task.inner;
   const int width = min(task.block, task.width - at);
   if (is_flat(kStaging)) return {at, at, width};
@@ -153,7 +136,7 @@ __device__ inline BandPlace place_band(const PoolTask& task, int index) {
     band.before = static_cast<std::int64_t>(band.rows_before) * task.line;
     return band;
   }
-  band.first_row = task.by_cuts.divide(index);
+  band.first_row = task.by_cuts.quotient(index);
   band.first_column = (index - band.first_row * task.cuts) * task.run;
   const RowPlace row = place_row<kStaging>(task, band.first_row);
   const int end = band.first_column + task.run;

@@ -51,9 +51,8 @@ __device__ inline void decode(const PoolTask& task, std::uint64_t codes, float b
 template <typename T, int kRoom, Staging kStaging, bool kResidual>
 __device__ inline void unpack_part(const PoolTask& task, const Part& part, int run_length,
                                    const BandGrid& band, const std::uint32_t* words, T* elements) {
-  constexpr int kPiece = kRoom < 8 ? kRoom : 8;
-  const float average = core::bfloat_to_float(
-      task.averages[static_cast<std::int64_t>(part.row) * task.columns + part.column]);
+  constexpr int kPiece = piece_of(kRoom);
+  const float average = core::bfloat_to_float(task.averages[part.average(task)]);
   const float base = kResidual ? core::block_base(average, band.grid.base) : average;
   const bool plain = band.form == core::BandForm::kGrid &&
                      core::is_moderate_block(base, band.grid.step, task.levels);

@@ -9,32 +9,11 @@
 
 #include "core/rng.h"
 #include "core/samples_geometry.h"
+#include "cuda/divider.h"
 #include "cuda/elements.cuh"
 #include "cuda/group_flat.cuh"
 
 namespace backfold::cuda {
-
-// Division by a number that all threads share: two instructions in place of twenty.
-class Divider {
- public:
-  Divider() = default;
-  explicit Divider(unsigned divisor) : divisor_(divisor), shift_(31) {
-    while ((1ull << (shift_ - 31)) < divisor) ++shift_;
-    multiplier_ = static_cast<unsigned>(((1ull << shift_) + divisor - 1) / divisor);
-  }
-  // For numbers below 2^31: the multiplier is less than 1 / 2^31 of itself too large.
-  __device__ unsigned quotient(unsigned number) const {
-    return static_cast<unsigned>(static_cast<std::uint64_t>(number) * multiplier_ >> shift_);
-  }
-  __device__ unsigned remainder(unsigned number) const {
-    return number - quotient(number) * divisor_;
-  }
-
- private:
-  unsigned divisor_;
-  unsigned multiplier_;
-  int shift_;
-};
 
 // The samples of one width.
 struct SectionTask {
