@@ -55,8 +55,10 @@ if(BACKFOLD_HAS_CUDA)
     src/cuda/copy.cu
     src/cuda/group.cu
     src/cuda/group_flat.cu
+    src/cuda/group_flat_scaled.cu
     src/cuda/group_rotated.cu
     src/cuda/group_strided.cu
+    src/cuda/group_strided_scaled.cu
     src/cuda/narrow.cu
     src/cuda/pool.cu
     src/cuda/pool_pack.cu

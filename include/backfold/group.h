@@ -105,6 +105,28 @@ Status pack(const GroupFormat& format, const void* source, const Key& key, Paylo
 Status unpack(const GroupFormat& format, ConstPayload payload, void* destination,
               const Execution& execution);
 
+// Values of a tensor brought to one scale on the way into a packet, and back on the way out. With
+// r = i / run mod rows for element i in memory order,
+//
+//   packed:    y = (x - shift[r]) * scale[r]
+//   unpacked:  x = y * (1 / scale[r]) + shift[r]
+//
+// in fp32, each operation rounded. The payload is that of y, an fp32 tensor. So groups that span
+// rows of different size (the input of a norm) lend no row the rounding errors of another.
+struct RowAffine {
+  const float* shift = nullptr;  // of each row, memory of the backend; null: 0
+  const float* scale = nullptr;
+  std::int64_t run = 0;   // consecutive elements of one row
+  std::int64_t rows = 0;  // after which they begin again
+};
+
+// pack() and unpack() of y. For fp32, fp16 and bf16, flat or strided groups of 128, not zero-exact.
+Status validate(const GroupFormat& format, const RowAffine& rows);
+Status pack(const GroupFormat& format, const RowAffine& rows, const void* source, const Key& key,
+            Payload payload, const Execution& execution);
+Status unpack(const GroupFormat& format, const RowAffine& rows, ConstPayload payload,
+              void* destination, const Execution& execution);
+
 // Sum over the elements of the expected squared error that packing adds: step^2 * p * (1 - p) for
 // an element p steps above the code below it. Exact up to rounding, given the data; host memory
 // only.

@@ -76,6 +76,13 @@ Status check_combination(const GroupFormat& format) {
 
 std::uint32_t* headers_of(void* payload) { return static_cast<std::uint32_t*>(payload); }
 
+// The headers are padded with zeros.
+void clear_padding(void* payload, const GroupGeometry& geometry) {
+  for (std::size_t i = static_cast<std::size_t>(geometry.groups); i < geometry.header_bytes / 4;
+       ++i)
+    headers_of(payload)[i] = 0;
+}
+
 std::uint8_t* codes_of(void* payload, const GroupGeometry& geometry, std::int64_t group) {
   return static_cast<std::uint8_t*>(payload) + geometry.header_bytes +
          static_cast<std::size_t>(group) * geometry.code_bytes;
@@ -140,9 +147,7 @@ Status pack(const GroupFormat& format, const void* source, const Key& key, Paylo
   }
 #endif
   const core::SimdTarget* target = core::choose_host_target(execution);
-  for (std::size_t i = static_cast<std::size_t>(geometry.groups); i < geometry.header_bytes / 4;
-       ++i)
-    headers_of(payload.data)[i] = 0;
+  clear_padding(payload.data, geometry);
   core::split_over_threads(
       geometry.groups, kGrain, execution.threads, [&](std::int64_t begin, std::int64_t end) {
         if (target != nullptr)
@@ -184,6 +189,83 @@ Status unpack(const GroupFormat& format, ConstPayload payload, void* destination
               format, headers_of(bytes)[group], codes_of(bytes, geometry, group),
               const_cast<char*>(element_at(format, destination, span.offset)), span.stride,
               span.count);
+        }
+      });
+  return {};
+}
+
+Status validate(const GroupFormat& format, const RowAffine& rows) {
+  const auto error = StatusCode::kInvalidArgument;
+  BACKFOLD_RETURN_IF_ERROR(validate(format));
+  if (format.type == ElementType::kF64)
+    return Status::error(error, "type must be fp32, fp16 or bf16 where rows are scaled, got fp64");
+  if (format.layout == Layout::kRotated || format.group != 128 || format.zero_exact)
+    return Status::error(error,
+                         "groups must be flat or strided, of 128, and not zero_exact where rows "
+                         "are scaled");
+  if (rows.run < 1 || rows.rows < 1)
+    return Status::error(error, "run and rows must be at least 1, got %" PRId64 " and %" PRId64,
+                         rows.run, rows.rows);
+  if (rows.scale == nullptr) return Status::error(error, "scale must not be null");
+  return {};
+}
+
+Status pack(const GroupFormat& format, const RowAffine& rows, const void* source, const Key& key,
+            Payload payload, const Execution& execution) {
+  BACKFOLD_RETURN_IF_ERROR(validate(format, rows));
+  const GroupGeometry geometry(format);
+  BACKFOLD_RETURN_IF_ERROR(core::check_call(execution, "source", source, format.count,
+                                            size_of(format.type), payload, geometry.bytes()));
+  const core::MixedKey mixed = core::mixed(key);
+#ifdef BACKFOLD_WITH_CUDA
+  if (execution.backend == Backend::kCuda) {
+    if (execution.ran != nullptr) *execution.ran = "cuda";
+    return cuda::pack_group(format, source, mixed, payload.data, execution.stream, &rows);
+  }
+#endif
+  const core::SimdTarget* target = core::choose_host_target(execution);
+  clear_padding(payload.data, geometry);
+  core::split_over_threads(
+      geometry.groups, kGrain, execution.threads, [&](std::int64_t begin, std::int64_t end) {
+        if (target != nullptr)
+          return cpu::group_kernels(target->bit)
+              .pack_rows(format, rows, source, mixed, payload.data, begin, end);
+        for (std::int64_t group = begin; group < end; ++group) {
+          const GroupSpan span = core::span_of(format, group);
+          core::reference_pack_group(
+              format, rows, element_at(format, source, span.offset), span.offset, span.stride,
+              span.count, mixed, static_cast<std::uint64_t>(group),
+              headers_of(payload.data) + group, codes_of(payload.data, geometry, group));
+        }
+      });
+  return {};
+}
+
+Status unpack(const GroupFormat& format, const RowAffine& rows, ConstPayload payload,
+              void* destination, const Execution& execution) {
+  BACKFOLD_RETURN_IF_ERROR(validate(format, rows));
+  const GroupGeometry geometry(format);
+  BACKFOLD_RETURN_IF_ERROR(core::check_call(execution, "destination", destination, format.count,
+                                            size_of(format.type), payload, geometry.bytes()));
+#ifdef BACKFOLD_WITH_CUDA
+  if (execution.backend == Backend::kCuda) {
+    if (execution.ran != nullptr) *execution.ran = "cuda";
+    return cuda::unpack_group(format, payload.data, destination, execution.stream, &rows);
+  }
+#endif
+  const core::SimdTarget* target = core::choose_host_target(execution);
+  void* bytes = const_cast<void*>(payload.data);  // only read below
+  core::split_over_threads(
+      geometry.groups, kGrain, execution.threads, [&](std::int64_t begin, std::int64_t end) {
+        if (target != nullptr)
+          return cpu::group_kernels(target->bit)
+              .unpack_rows(format, rows, bytes, destination, begin, end);
+        for (std::int64_t group = begin; group < end; ++group) {
+          const GroupSpan span = core::span_of(format, group);
+          core::reference_unpack_group(
+              format, rows, headers_of(bytes)[group], codes_of(bytes, geometry, group),
+              const_cast<char*>(element_at(format, destination, span.offset)), span.offset,
+              span.stride, span.count);
         }
       });
   return {};

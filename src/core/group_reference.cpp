@@ -8,6 +8,7 @@
 
 #include "core/arithmetic.h"
 #include "core/group_geometry.h"
+#include "core/row_affine.h"
 
 namespace backfold::core {
 namespace {
@@ -287,6 +288,34 @@ double reference_group_error(const GroupFormat& format, const void* first, std::
                              int count) {
   return with_element(format.type, [&]<typename T>() {
     return group_error(format, static_cast<const T*>(first), stride, count);
+  });
+}
+
+void reference_pack_group(const GroupFormat& format, const RowAffine& rows, const void* first,
+                          std::int64_t element, std::int64_t stride, int count, MixedKey key,
+                          std::uint64_t group, std::uint32_t* header, std::uint8_t* codes) {
+  float values[128];
+  with_element(format.type, [&]<typename T>() {
+    for (int i = 0; i < count; ++i) {
+      const std::int64_t row = row_place(rows, element + i * stride).row;
+      values[i] = scaled(to_float(static_cast<const T*>(first)[i * stride]), shift_of(rows, row),
+                         rows.scale[row]);
+    }
+  });
+  reference_pack_group(format_of_values(format), values, 1, count, key, group, header, codes);
+}
+
+void reference_unpack_group(const GroupFormat& format, const RowAffine& rows, std::uint32_t header,
+                            const std::uint8_t* codes, void* first, std::int64_t element,
+                            std::int64_t stride, int count) {
+  float values[128];
+  reference_unpack_group(format_of_values(format), header, codes, values, 1, count);
+  with_element(format.type, [&]<typename T>() {
+    for (int i = 0; i < count; ++i) {
+      const std::int64_t row = row_place(rows, element + i * stride).row;
+      static_cast<T*>(first)[i * stride] =
+          from_float<T>(restored(values[i], shift_of(rows, row), 1.0f / rows.scale[row]));
+    }
   });
 }
 

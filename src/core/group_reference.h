@@ -22,6 +22,14 @@ void reference_pack_group(const GroupFormat& format, const void* first, std::int
 void reference_unpack_group(const GroupFormat& format, std::uint32_t header,
                             const std::uint8_t* codes, void* first, std::int64_t stride, int count);
 
+// The same for a tensor whose values are scaled by row. `element` is the number of the first.
+void reference_pack_group(const GroupFormat& format, const RowAffine& rows, const void* first,
+                          std::int64_t element, std::int64_t stride, int count, MixedKey key,
+                          std::uint64_t group, std::uint32_t* header, std::uint8_t* codes);
+void reference_unpack_group(const GroupFormat& format, const RowAffine& rows, std::uint32_t header,
+                            const std::uint8_t* codes, void* first, std::int64_t element,
+                            std::int64_t stride, int count);
+
 // The group's share of expected_squared_error().
 double reference_group_error(const GroupFormat& format, const void* first, std::int64_t stride,
                              int count);

@@ -23,6 +23,7 @@
 #include "cpu/group_draw-inl.h"
 #include "cpu/group_place-inl.h"
 #include "cpu/group_range-inl.h"
+#include "cpu/group_rows-inl.h"
 #include "cpu/rotation-inl.h"
 #include "cpu/transpose-inl.h"
 
@@ -137,12 +138,13 @@ class Packer {
 template <typename T>
 class Unpacker {
  public:
+  // A null destination stands for memory that is read again at once.
   Unpacker(const GroupFormat& format, const Run& run, const void* destination)
       : format_(format),
         geometry_(format),
         run_(run),
         levels_(core::levels_for(format.bits, format.zero_exact, false)),
-        stream_(format.layout == Layout::kFlat &&
+        stream_(destination != nullptr && format.layout == Layout::kFlat &&
                 format.count * static_cast<std::int64_t>(sizeof(T)) >= kStreamBytes &&
                 reinterpret_cast<std::uintptr_t>(destination) % 64 == 0) {}
 
@@ -239,6 +241,85 @@ void UnpackTyped(const GroupFormat& format, const Run& run, T* destination, std:
   });
 }
 
+// Values scaled by row pass through memory that stays in the first-level cache.
+template <typename T>
+void PackRowsTyped(const GroupFormat& format, const RowAffine& rows, const T* source,
+                   core::MixedKey key, const Run& run, std::int64_t begin, std::int64_t end) {
+  const GroupFormat of_values = core::format_of_values(format);
+  Packer<float> packer(of_values, key, run);
+  constexpr int kGroup = 128;
+  if (format.layout != Layout::kStrided) {
+    HWY_ALIGN float values[kBatch][kGroup];
+    for (std::int64_t group = begin; group < end; group += kBatch) {
+      const std::int64_t first = group * kGroup;
+      const std::int64_t last = std::min((std::min(end, group + kBatch)) * kGroup, format.count);
+      scale_elements(rows, source + first, first, last - first, values[0]);
+      const int whole = static_cast<int>((last - first) / kGroup);
+      if (whole > 0) packer.pack([&](int i) { return values[i]; }, whole, kGroup, group);
+      const int rest = static_cast<int>((last - first) % kGroup);
+      if (rest > 0) packer.pack([&](int) { return values[whole]; }, 1, rest, group + whole);
+    }
+    return;
+  }
+  HWY_ALIGN float across[kTileRows][kTileColumns];
+  HWY_ALIGN float tile[kTileColumns][kTileRows];
+  for_tiles(format, begin, end, [&](std::int64_t group, int columns, const core::GroupSpan& span) {
+    for (int row = 0; row < span.count; ++row) {
+      const std::int64_t element = span.offset + row * span.stride;
+      scale_elements(rows, source + element, element, columns, across[row]);
+    }
+    transpose(across[0], kTileColumns, span.count, columns, tile[0], kTileRows);
+    for (int column = 0; column < columns; column += kBatch)
+      packer.pack([&](int i) { return tile[column + i]; }, std::min(kBatch, columns - column),
+                  span.count, group + column);
+  });
+}
+
+template <typename T>
+void UnpackRowsTyped(const GroupFormat& format, const RowAffine& rows, const Run& run,
+                     T* destination, std::int64_t begin, std::int64_t end) {
+  const GroupFormat of_values = core::format_of_values(format);
+  Unpacker<float> unpacker(of_values, run, nullptr);
+  if (format.layout != Layout::kStrided) {
+    HWY_ALIGN float values[128];
+    for (std::int64_t group = begin; group < end; ++group) {
+      const core::GroupSpan span = core::span_of(format, group);
+      unpacker.unpack(group, values, span.count);
+      restore_elements(rows, values, span.offset, span.count, destination + span.offset);
+    }
+    return;
+  }
+  HWY_ALIGN float across[kTileRows][kTileColumns];
+  HWY_ALIGN float tile[kTileColumns][kTileRows];
+  for_tiles(format, begin, end, [&](std::int64_t group, int columns, const core::GroupSpan& span) {
+    for (int column = 0; column < columns; ++column)
+      unpacker.unpack(group + column, tile[column], span.count);
+    transpose(tile[0], kTileRows, columns, span.count, across[0], kTileColumns);
+    for (int row = 0; row < span.count; ++row) {
+      const std::int64_t element = span.offset + row * span.stride;
+      restore_elements(rows, across[row], element, columns, destination + element);
+    }
+  });
+}
+
+void PackRows(const GroupFormat& format, const RowAffine& rows, const void* source,
+              core::MixedKey key, void* payload, std::int64_t begin, std::int64_t end) {
+  core::with_element(format.type, [&]<typename T>() HWY_ATTR {
+    if constexpr (sizeof(T) < 8)
+      PackRowsTyped(format, rows, static_cast<const T*>(source), key, run_of(format, payload),
+                    begin, end);
+  });
+}
+
+void UnpackRows(const GroupFormat& format, const RowAffine& rows, const void* payload,
+                void* destination, std::int64_t begin, std::int64_t end) {
+  core::with_element(format.type, [&]<typename T>() HWY_ATTR {
+    if constexpr (sizeof(T) < 8)
+      UnpackRowsTyped(format, rows, run_of(format, payload), static_cast<T*>(destination), begin,
+                      end);
+  });
+}
+
 void PackGroups(const GroupFormat& format, const void* source, core::MixedKey key, const Run& run,
                 std::int64_t begin, std::int64_t end) {
   core::with_element(format.type, [&]<typename T>() HWY_ATTR {
@@ -275,7 +356,7 @@ void UnpackRun(const GroupFormat& format, const std::uint32_t* headers, const st
   UnpackGroups(format, run, destination, 0, core::GroupGeometry(format).groups);
 }
 
-GroupKernels Kernels() { return {&Pack, &Unpack, &PackRun, &UnpackRun}; }
+GroupKernels Kernels() { return {&Pack, &Unpack, &PackRun, &UnpackRun, &PackRows, &UnpackRows}; }
 
 #endif  // HWY_TARGET
 }  // namespace HWY_NAMESPACE

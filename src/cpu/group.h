@@ -26,6 +26,11 @@ struct GroupKernels {
   // Restores it.
   void (*unpack_run)(const GroupFormat& format, const std::uint32_t* headers,
                      const std::uint8_t* codes, void* destination);
+  // As pack() and unpack(), with values scaled by row.
+  void (*pack_rows)(const GroupFormat& format, const RowAffine& rows, const void* source,
+                    core::MixedKey key, void* payload, std::int64_t begin, std::int64_t end);
+  void (*unpack_rows)(const GroupFormat& format, const RowAffine& rows, const void* payload,
+                      void* destination, std::int64_t begin, std::int64_t end);
 };
 
 // The kernels of a SIMD target, by Highway's bit.

@@ -13,8 +13,23 @@
 namespace backfold::cuda {
 namespace {
 
+RowTask rows_of(const RowAffine& rows, std::int64_t count) {
+  constexpr std::int64_t kLimit = std::int64_t{1} << 31;
+  RowTask task{};
+  task.shift = rows.shift;
+  task.scale = rows.scale;
+  task.run = rows.run;
+  task.rows = rows.rows;
+  task.wide = count >= kLimit || rows.run >= kLimit || rows.rows >= kLimit;
+  if (!task.wide) {
+    task.by_run = Divider(rows.run);
+    task.by_rows = Divider(rows.rows);
+  }
+  return task;
+}
+
 GroupTask task_of(const GroupFormat& format, const void* tensor, const void* payload,
-                  core::MixedKey key) {
+                  core::MixedKey key, const RowAffine* rows) {
   const core::GroupGeometry geometry(format);
   auto* bytes = static_cast<std::uint8_t*>(const_cast<void*>(payload));
   const std::int64_t row_bytes = format.columns * static_cast<std::int64_t>(size_of(format.type));
@@ -32,12 +47,17 @@ GroupTask task_of(const GroupFormat& format, const void* tensor, const void* pay
   task.rotated = format.layout == Layout::kRotated;
   task.aligned =
       is_aligned(tensor, 16) && (format.layout != Layout::kStrided || row_bytes % 16 == 0);
+  if (rows) task.scaled = rows_of(*rows, format.count);
   return task;
 }
 
 Status launch(const GroupFormat& format, const GroupTask& task, bool pack, void* stream) {
   if (format.count == 0) return {};
   const auto cuda_stream = static_cast<cudaStream_t>(stream);
+  if (task.scaled.scale != nullptr)
+    return format.layout == Layout::kStrided
+               ? launch_strided_scaled(format, task, pack, cuda_stream)
+               : launch_flat_scaled(format, task, pack, cuda_stream);
   switch (format.layout) {
     case Layout::kStrided:
       return launch_strided_groups(format, task, pack, cuda_stream);
@@ -66,15 +86,15 @@ __global__ void find_negative_kernel(const T* source, std::int64_t count, Witnes
 }  // namespace
 
 Status pack_group(const GroupFormat& format, const void* source, core::MixedKey key, void* payload,
-                  void* stream) {
-  GroupTask task = task_of(format, source, payload, key);
+                  void* stream, const RowAffine* rows) {
+  GroupTask task = task_of(format, source, payload, key, rows);
   task.source = source;
   return launch(format, task, true, stream);
 }
 
-Status unpack_group(const GroupFormat& format, const void* payload, void* destination,
-                    void* stream) {
-  GroupTask task = task_of(format, destination, payload, {});
+Status unpack_group(const GroupFormat& format, const void* payload, void* destination, void* stream,
+                    const RowAffine* rows) {
+  GroupTask task = task_of(format, destination, payload, {}, rows);
   task.destination = destination;
   return launch(format, task, false, stream);
 }

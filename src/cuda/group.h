@@ -10,10 +10,11 @@
 
 namespace backfold::cuda {
 
+// `rows`, where given, is how values are scaled; its tables are device memory, too.
 Status pack_group(const GroupFormat& format, const void* source, core::MixedKey key, void* payload,
-                  void* stream);
-Status unpack_group(const GroupFormat& format, const void* payload, void* destination,
-                    void* stream);
+                  void* stream, const RowAffine* rows = nullptr);
+Status unpack_group(const GroupFormat& format, const void* payload, void* destination, void* stream,
+                    const RowAffine* rows = nullptr);
 
 // The first negative element of a source, -1 if there is none. Waits for the stream: debug builds
 // only.

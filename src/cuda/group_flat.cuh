@@ -17,11 +17,15 @@ inline constexpr int kFlatThreads = 256;
 
 // Thread blocks that must fit on a multiprocessor: what limits these kernels is loads in flight, so
 // a register less is a warp more. 65,536 registers / 256 threads / blocks: 64, 48, 40.
+// Values scaled by row take some more.
 template <typename T>
-__host__ __device__ constexpr int flat_pack_blocks(bool rotated) {
+__host__ __device__ constexpr int flat_pack_blocks(bool rotated, bool scaled) {
+  if (scaled) return sizeof(T) == 2 ? 3 : 4;
   return sizeof(T) == 2 ? (rotated ? 4 : 5) : (rotated ? 5 : 6);
 }
-__host__ __device__ constexpr int flat_unpack_blocks(bool rotated) { return rotated ? 5 : 6; }
+__host__ __device__ constexpr int flat_unpack_blocks(bool rotated, bool scaled) {
+  return scaled ? 4 : rotated ? 5 : 6;
+}
 
 // How a group lies over the lanes of a warp.
 template <typename T, int kGroup>
@@ -34,9 +38,9 @@ struct FlatShape {
 };
 
 // The extremes of a lane's elements.
-template <typename T, bool kZeroExact>
+template <typename T, bool kZeroExact, bool kScaled>
 __device__ inline Extremes lane_extremes(const uint4 (&raw)[4], const float (&x)[4][kVector<T>]) {
-  if constexpr (sizeof(T) == 2 && !kZeroExact) {
+  if constexpr (sizeof(T) == 2 && !kZeroExact && !kScaled) {
     std::uint32_t low = raw[0].x, high = raw[0].x;
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
@@ -77,20 +81,20 @@ __device__ inline int elements_of(const GroupTask& task, std::int64_t group, int
   const std::int64_t left = task.count - group * size;
   return static_cast<int>(left < size ? left : size);
 }
-template <typename T, int kGroup>
+template <typename T, int kGroup, bool kScaled>
 __device__ __noinline__ void pack_specials(const GroupTask& task, unsigned special) {
   while (special != 0) {
     const std::int64_t group = take_special<T, kGroup>(special);
-    pack_special(task, group, static_cast<const T*>(task.source) + group * kGroup, 1,
-                 elements_of(task, group, kGroup));
+    pack_special<T, kScaled>(task, group, static_cast<const T*>(task.source) + group * kGroup, 1,
+                             elements_of(task, group, kGroup));
   }
 }
-template <typename T, int kGroup>
+template <typename T, int kGroup, bool kScaled>
 __device__ __noinline__ void unpack_specials(const GroupTask& task, unsigned special) {
   while (special != 0) {
     const std::int64_t group = take_special<T, kGroup>(special);
-    unpack_special(task, group, static_cast<T*>(task.destination) + group * kGroup, 1,
-                   elements_of(task, group, kGroup));
+    unpack_special<T, kScaled>(task, group, static_cast<T*>(task.destination) + group * kGroup, 1,
+                               elements_of(task, group, kGroup));
   }
 }
 
@@ -98,8 +102,8 @@ __device__ __noinline__ void unpack_specials(const GroupTask& task, unsigned spe
 // Launch     blocks of 256, one tile of 32 / lanes groups per warp, a grid as large as the work
 // Alignment  16-byte loads when the source allows, else by element
 // Bytes      source once, headers and codes once
-template <typename T, int kGroup, int kBits, bool kZeroExact, bool kRotated>
-__global__ void __launch_bounds__(kFlatThreads, flat_pack_blocks<T>(kRotated))
+template <typename T, int kGroup, int kBits, bool kZeroExact, bool kRotated, bool kScaled = false>
+__global__ void __launch_bounds__(kFlatThreads, flat_pack_blocks<T>(kRotated, kScaled))
     pack_flat_kernel(const __grid_constant__ GroupTask task) {
   using Shape = FlatShape<T, kGroup>;
   constexpr int kV = Shape::kV;
@@ -127,7 +131,12 @@ __global__ void __launch_bounds__(kFlatThreads, flat_pack_blocks<T>(kRotated))
   }
   float x[4][kV];
 #pragma unroll
-  for (int k = 0; k < 4; ++k) to_floats<T>(raw[k], x[k]);
+  for (int k = 0; k < 4; ++k) {
+    to_floats<T>(raw[k], x[k]);
+    if constexpr (kScaled) {
+      if (whole) scale_values(task.scaled, group * kGroup + k * (kGroup / 4) + lane * kV, x[k]);
+    }
+  }
 
   core::Range range;
   if constexpr (kRotated) {
@@ -146,7 +155,8 @@ __global__ void __launch_bounds__(kFlatThreads, flat_pack_blocks<T>(kRotated))
           if (elements[j] > 0.0) x[k][j] = fmaxf(x[k][j], 0x1p-126f);
       }
     }
-    const Extremes extremes = across_lanes<Shape::kLanes>(lane_extremes<T, kZeroExact>(raw, x));
+    const Extremes extremes =
+        across_lanes<Shape::kLanes>(lane_extremes<T, kZeroExact, kScaled>(raw, x));
     plain = plain && extremes.plain();
     range = core::round_outward(extremes.low, extremes.high, kLevels, core::kFinite);
   }
@@ -176,7 +186,7 @@ __global__ void __launch_bounds__(kFlatThreads, flat_pack_blocks<T>(kRotated))
   }
 
   const unsigned special = __ballot_sync(kFullWarp, lane == 0 && !plain && group < task.groups);
-  if (special != 0) pack_specials<T, kGroup>(task, special);
+  if (special != 0) pack_specials<T, kGroup, kScaled>(task, special);
 }
 
 // A lane's part of a group to restore. Zeros for lanes past the last whole group.
@@ -214,8 +224,8 @@ struct LoadedGroup {
 // Launch     as packing
 // Alignment  16-byte stores when the destination allows, else by element
 // Bytes      headers and codes once, destination once
-template <typename T, int kGroup, int kBits, bool kZeroExact>
-__global__ void __launch_bounds__(kFlatThreads, flat_unpack_blocks(false))
+template <typename T, int kGroup, int kBits, bool kZeroExact, bool kScaled = false>
+__global__ void __launch_bounds__(kFlatThreads, flat_unpack_blocks(false, kScaled))
     unpack_flat_kernel(const __grid_constant__ GroupTask task) {
   using Shape = FlatShape<T, kGroup>;
   constexpr int kV = Shape::kV;
@@ -241,7 +251,13 @@ __global__ void __launch_bounds__(kFlatThreads, flat_unpack_blocks(false))
 #pragma unroll
     for (int j = 0; j < kV; ++j)
       x[j] = value_of_element<T, kZeroExact>(codes.get(4 * j, quarter), grid);
-    raw[step] = from_floats<T>(x);
+    if constexpr (kScaled) {
+      const std::int64_t element = first_group * kGroup + first;
+      if (element < task.count) restore_values(task.scaled, element, x);
+      raw[step] = from_restored<T>(x);
+    } else {
+      raw[step] = from_floats<T>(x);
+    }
   }
   const auto stored = [&](int step) {
     return plain_lanes >> (32 * step + warp_lane) * kV / kGroup * Shape::kLanes & 1u;
@@ -257,7 +273,7 @@ __global__ void __launch_bounds__(kFlatThreads, flat_unpack_blocks(false))
       if (stored(step)) store_elements<T>(tile + (32 * step + warp_lane) * kV, raw[step], kV);
   }
   const unsigned special = own.specials(task, plain);
-  if (special != 0) unpack_specials<T, kGroup>(task, special);
+  if (special != 0) unpack_specials<T, kGroup, kScaled>(task, special);
 }
 
 // Mapping    as packing
@@ -265,7 +281,7 @@ __global__ void __launch_bounds__(kFlatThreads, flat_unpack_blocks(false))
 // Alignment  16-byte stores when the destination allows, else by element
 // Bytes      headers and codes once, destination once
 template <typename T, int kBits>
-__global__ void __launch_bounds__(kFlatThreads, flat_unpack_blocks(true))
+__global__ void __launch_bounds__(kFlatThreads, flat_unpack_blocks(true, false))
     unpack_rotated_kernel(const __grid_constant__ GroupTask task) {
   constexpr int kGroup = core::kRotation;
   using Shape = FlatShape<T, kGroup>;
@@ -292,21 +308,22 @@ __global__ void __launch_bounds__(kFlatThreads, flat_unpack_blocks(true))
         raw, [&](int k) { return first + k * (kGroup / 4); }, task.aligned, kV);
   }
   const unsigned special = own.specials(task, plain);
-  if (special != 0) unpack_specials<T, kGroup>(task, special);
+  if (special != 0) unpack_specials<T, kGroup, false>(task, special);
 }
 
-template <typename T, int kGroup, int kBits, bool kZeroExact, bool kRotated>
+template <typename T, int kGroup, int kBits, bool kZeroExact, bool kRotated, bool kScaled = false>
 Status launch_flat(const GroupTask& task, bool pack, cudaStream_t stream) {
   unsigned blocks = 0;
   const Status fits = blocks_for(task.groups, FlatShape<T, kGroup>::kGroupsPerThreadBlock, &blocks);
   if (!fits.ok()) return fits;
   if (pack) {
-    pack_flat_kernel<T, kGroup, kBits, kZeroExact, kRotated>
+    pack_flat_kernel<T, kGroup, kBits, kZeroExact, kRotated, kScaled>
         <<<blocks, kFlatThreads, 0, stream>>>(task);
   } else if constexpr (kRotated) {
     unpack_rotated_kernel<T, kBits><<<blocks, kFlatThreads, 0, stream>>>(task);
   } else {
-    unpack_flat_kernel<T, kGroup, kBits, kZeroExact><<<blocks, kFlatThreads, 0, stream>>>(task);
+    unpack_flat_kernel<T, kGroup, kBits, kZeroExact, kScaled>
+        <<<blocks, kFlatThreads, 0, stream>>>(task);
   }
   return check_launch("group kernel");
 }

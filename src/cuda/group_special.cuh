@@ -6,6 +6,8 @@
 #ifndef BACKFOLD_CUDA_GROUP_SPECIAL_CUH_
 #define BACKFOLD_CUDA_GROUP_SPECIAL_CUH_
 
+#include <type_traits>
+
 #include "core/arithmetic.h"
 #include "core/group_geometry.h"
 #include "cuda/group_range.cuh"
@@ -90,8 +92,9 @@ __device__ inline std::uint64_t load_column(const std::uint8_t* plane, int colum
   }
 }
 
-// Packs one group; `first` points at its first element, `count` of them follow at `stride`.
-template <typename T>
+// Packs one group; `first` points at its first element, `count` of them follow at `stride`. With
+// kScaled its values are scaled by row first.
+template <typename T, bool kScaled = false>
 __device__ __noinline__ void pack_special(const GroupTask& task, std::int64_t group, const T* first,
                                           std::int64_t stride, int count) {
   const int lane = threadIdx.x % 32;
@@ -102,14 +105,23 @@ __device__ __noinline__ void pack_special(const GroupTask& task, std::int64_t gr
   // Elements as the reference loads them, and whether all are bitwise the same.
   float values[kMaxPerLane];
   bool same = true;
-  const T leader = first[0];
+  const auto element_at = [&](int i) {
+    if constexpr (kScaled) {
+      const Affine by =
+          affine_at(task.scaled, first - static_cast<const T*>(task.source) + i * stride);
+      return core::scaled(core::to_float(first[i * stride]), by.shift, by.scale);
+    } else {
+      return first[i * stride];
+    }
+  };
+  const auto leader = element_at(0);
 #pragma unroll
   for (int k = 0; k < kMaxPerLane; ++k) {
     const int i = 32 * k + lane;
     values[k] = 0.0f;
     if (k >= per_lane || i >= count) continue;
-    const T element = first[i * stride];
-    if constexpr (sizeof(T) == 2) {
+    const auto element = element_at(i);
+    if constexpr (sizeof(element) == 2) {
       same = same && element.bits == leader.bits;
     } else {
       same = same && core::bits_of(element) == core::bits_of(leader);
@@ -239,7 +251,7 @@ __device__ __noinline__ void pack_special(const GroupTask& task, std::int64_t gr
 }
 
 // Restores one group.
-template <typename T>
+template <typename T, bool kScaled = false>
 __device__ __noinline__ void unpack_special(const GroupTask& task, std::int64_t group, T* first,
                                             std::int64_t stride, int count) {
   const int lane = threadIdx.x % 32;
@@ -249,9 +261,19 @@ __device__ __noinline__ void unpack_special(const GroupTask& task, std::int64_t 
   const std::uint32_t header = task.headers[group];
   const bool special = (header & core::kExponentMask) == core::kExponentMask;
   const bool extended = (header & core::kExtended) != 0;
+  using Value = std::conditional_t<kScaled, float, T>;
+  const auto put = [&](int i, Value value) {
+    if constexpr (kScaled) {
+      const Affine by =
+          affine_at(task.scaled, first - static_cast<T*>(task.destination) + i * stride);
+      first[i * stride] = core::from_float<T>(core::restored(value, by.shift, __frcp_rn(by.scale)));
+    } else {
+      first[i * stride] = value;
+    }
+  };
   if (special && !extended && (header & core::kFullRange) == 0) {
-    const T value = core::from_double<T>(*reinterpret_cast<const double*>(codes));
-    for (int i = lane; i < count; i += 32) first[i * stride] = value;
+    const Value value = core::from_double<Value>(*reinterpret_cast<const double*>(codes));
+    for (int i = lane; i < count; i += 32) put(i, value);
     return;
   }
 
@@ -283,15 +305,14 @@ __device__ __noinline__ void unpack_special(const GroupTask& task, std::int64_t 
         continue;
       }
       if (i >= count) continue;
-      T& element = first[i * stride];
       if (kind != core::kFinite && code == core::reserved_code(task.bits)) {
-        element = core::element_of<T>(kind);
+        put(i, core::element_of<Value>(kind));
       } else if (!task.zero_exact) {
-        element = core::from_float<T>(value_at(code));
+        put(i, core::from_float<Value>(value_at(code)));
       } else if (code == 0) {
-        element = core::from_float<T>(0.0f);
+        put(i, core::from_float<Value>(0.0f));
       } else {
-        element = core::from_float<T>(fmaxf(value_at(code - 1), core::smallest_positive<T>()));
+        put(i, core::from_float<Value>(fmaxf(value_at(code - 1), core::smallest_positive<T>())));
       }
     }
   }

@@ -11,6 +11,8 @@
 #ifndef BACKFOLD_CUDA_GROUP_STRIDED_CUH_
 #define BACKFOLD_CUDA_GROUP_STRIDED_CUH_
 
+#include <type_traits>
+
 #include "cuda/elements.cuh"
 #include "cuda/group_codes.cuh"
 #include "cuda/group_range.cuh"
@@ -23,13 +25,15 @@ inline constexpr int kRowBlocks = kStridedRows / core::kRandomBlock;
 
 // A tile is kAcross vectors wide. One thread holds eight of the rows of one vector; 64 registers
 // each, as more loads in flight are worth more than registers here.
-template <typename T, int kAcross>
+// Values scaled by row are kept as fp32: of 16-bit types that takes twice the registers.
+template <typename T, int kAcross, bool kScaled = false>
 struct StridedShape {
   static constexpr int kV = kVector<T>;
   static constexpr int kColumns = kAcross * kV;
   static constexpr int kThreads = kAcross * kRowBlocks;
   static constexpr int kWarps = kThreads / 32;
-  static constexpr int kResident = 65536 / 64 / kThreads;
+  static constexpr int kRegisters = !kScaled ? 64 : sizeof(T) == 2 ? 128 : 84;
+  static constexpr int kResident = 65536 / kRegisters / kThreads;
 };
 
 BACKFOLD_HD constexpr int log2_of(int power) { return power <= 1 ? 0 : 1 + log2_of(power / 2); }
@@ -107,11 +111,23 @@ struct StridedTile {
   __device__ int row_of(int index) const { return index % 4 * 32 + 2 * block + index / 4; }
 };
 
+// The values of a lane's vector: elements as they were loaded, or numbers already.
+template <typename T>
+__device__ inline void values_of(const uint4& raw, float (&x)[kVector<T>]) {
+  to_floats<T>(raw, x);
+}
+template <typename T>
+__device__ inline void values_of(const float (&values)[kVector<T>], float (&x)[kVector<T>]) {
+#pragma unroll
+  for (int j = 0; j < kVector<T>; ++j) x[j] = values[j];
+}
+
 // Columns' extremes over a lane's eight rows, then over the warp's.
-template <typename T, int kAcross, bool kZeroExact>
-__device__ inline void column_extremes(const uint4 (&raw)[8], Extremes (&extremes)[kVector<T>]) {
+template <typename T, int kAcross, bool kZeroExact, typename Loaded>
+__device__ inline void column_extremes(const Loaded& raw, Extremes (&extremes)[kVector<T>]) {
   constexpr int kV = kVector<T>;
-  if constexpr (sizeof(T) == 2 && !kZeroExact) {
+  constexpr bool kScaled = !std::is_same_v<Loaded, uint4[8]>;
+  if constexpr (sizeof(T) == 2 && !kZeroExact && !kScaled) {
     const auto reduced = [&](auto word_of, Extremes& first, Extremes& second) {
       std::uint32_t low = word_of(raw[0]), high = low;
 #pragma unroll
@@ -135,7 +151,7 @@ __device__ inline void column_extremes(const uint4 (&raw)[8], Extremes (&extreme
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
       float x[kV];
-      to_floats<T>(raw[i], x);
+      values_of<T>(raw[i], x);
 #pragma unroll
       for (int j = 0; j < kV; ++j) {
         const float low = kZeroExact ? positive_low(x[j]) : x[j];
@@ -159,32 +175,33 @@ __device__ inline void column_extremes(const uint4 (&raw)[8], Extremes (&extreme
 
 // Columns off the fast path, a warp each. Out of line and from scratch, so that nothing is kept in
 // registers for them.
-template <typename T, int kAcross>
+template <typename T, int kAcross, bool kScaled>
 __device__ __noinline__ void pack_special_columns(const GroupTask& task, const float2* draws) {
   const StridedTile<T, kAcross> tile(task);
   const T* source = static_cast<const T*>(task.source) + tile.row * task.columns + tile.column;
   for (int column = threadIdx.x / 32; column < tile.columns;
        column += StridedShape<T, kAcross>::kWarps)
     if (draws[column].y == 0.0f)
-      pack_special(task, tile.group + column, source + column, task.columns, tile.rows);
+      pack_special<T, kScaled>(task, tile.group + column, source + column, task.columns, tile.rows);
 }
-template <typename T, int kAcross>
+template <typename T, int kAcross, bool kScaled>
 __device__ __noinline__ void unpack_special_columns(const GroupTask& task, const bool* off_path) {
   const StridedTile<T, kAcross> tile(task);
   T* destination = static_cast<T*>(task.destination) + tile.row * task.columns + tile.column;
   for (int column = threadIdx.x / 32; column < tile.columns;
        column += StridedShape<T, kAcross>::kWarps)
     if (off_path[column])
-      unpack_special(task, tile.group + column, destination + column, task.columns, tile.rows);
+      unpack_special<T, kScaled>(task, tile.group + column, destination + column, task.columns,
+                                 tile.rows);
 }
 
 // Mapping    thread block = 128 rows x kAcross * 16 bytes; lane = 16 bytes of columns x 8 rows
 // Launch     blocks of 16 * kAcross, one tile each, a grid as large as the work
 // Alignment  16-byte loads when every row allows, else by element
 // Bytes      source once in whole lines, headers and codes once
-template <typename T, int kAcross, int kBits, bool kZeroExact>
+template <typename T, int kAcross, int kBits, bool kZeroExact, bool kScaled = false>
 __global__ void __launch_bounds__(StridedShape<T, kAcross>::kThreads,
-                                  StridedShape<T, kAcross>::kResident)
+                                  StridedShape<T, kAcross, kScaled>::kResident)
     pack_strided_kernel(const __grid_constant__ GroupTask task) {
   using Shape = StridedShape<T, kAcross>;
   constexpr int kV = Shape::kV, kColumns = Shape::kColumns;
@@ -209,9 +226,24 @@ __global__ void __launch_bounds__(StridedShape<T, kAcross>::kThreads,
         tile.columns - first_column);
   }
 
+  // What is packed: the elements themselves, or their scaled values.
+  std::conditional_t<kScaled, float[8][kV], uint4[8]> loaded;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    if constexpr (kScaled) {
+      to_floats<T>(raw[i], loaded[i]);
+      if (fast && first_column < tile.columns)
+        scale_values(task.scaled,
+                     (tile.row + tile.row_of(i)) * task.columns + tile.column + first_column,
+                     loaded[i]);
+    } else {
+      loaded[i] = raw[i];
+    }
+  }
+
   if (fast) {
     Extremes extremes[kV];
-    column_extremes<T, kAcross, kZeroExact>(raw, extremes);
+    column_extremes<T, kAcross, kZeroExact>(loaded, extremes);
     if (threadIdx.x % 32 < kAcross) {
 #pragma unroll
       for (int j = 0; j < kV; ++j) warp_extremes[threadIdx.x / 32][first_column + j] = extremes[j];
@@ -251,7 +283,7 @@ __global__ void __launch_bounds__(StridedShape<T, kAcross>::kThreads,
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
         float x[kV];
-        to_floats<T>(raw[i], x);
+        values_of<T>(loaded[i], x);
         const float uniform = core::unit_interval(hash * core::element_multiplier(i));
         codes.add(i, draw_element<kZeroExact>(x[j], draw.x, draw.y, uniform, kLevels.ceiling));
       }
@@ -267,16 +299,16 @@ __global__ void __launch_bounds__(StridedShape<T, kAcross>::kThreads,
       payload[i] = tile_codes.unit_at(column, i % kBits);
   }
   const bool special = threadIdx.x < tile.columns && draws[threadIdx.x].y == 0.0f;
-  if (__syncthreads_or(special)) pack_special_columns<T, kAcross>(task, draws);
+  if (__syncthreads_or(special)) pack_special_columns<T, kAcross, kScaled>(task, draws);
 }
 
 // Mapping    as packing
 // Launch     as packing
 // Alignment  16-byte stores when every row allows, else by element
 // Bytes      headers and codes once, destination once in whole lines
-template <typename T, int kAcross, int kBits, bool kZeroExact>
+template <typename T, int kAcross, int kBits, bool kZeroExact, bool kScaled = false>
 __global__ void __launch_bounds__(StridedShape<T, kAcross>::kThreads,
-                                  StridedShape<T, kAcross>::kResident)
+                                  StridedShape<T, kAcross, kScaled>::kResident)
     unpack_strided_kernel(const __grid_constant__ GroupTask task) {
   using Shape = StridedShape<T, kAcross>;
   constexpr int kV = Shape::kV, kColumns = Shape::kColumns;
@@ -327,7 +359,16 @@ __global__ void __launch_bounds__(StridedShape<T, kAcross>::kThreads,
     }
     uint4 raw[8];
 #pragma unroll
-    for (int i = 0; i < 8; ++i) raw[i] = from_floats<T>(x[i]);
+    for (int i = 0; i < 8; ++i) {
+      if constexpr (kScaled) {
+        restore_values(task.scaled,
+                       (tile.row + tile.row_of(i)) * task.columns + tile.column + first_column,
+                       x[i]);
+        raw[i] = from_restored<T>(x[i]);
+      } else {
+        raw[i] = from_floats<T>(x[i]);
+      }
+    }
     T* first = destination + first_column;
     store_vectors<8, T>(
         raw, [&](int i) { return first + tile.row_of(i) * task.columns; }, task.aligned,
@@ -335,7 +376,7 @@ __global__ void __launch_bounds__(StridedShape<T, kAcross>::kThreads,
   }
   if (!any_special) return;
   __syncthreads();  // the stores above cover these columns too
-  unpack_special_columns<T, kAcross>(task, off_path);
+  unpack_special_columns<T, kAcross, kScaled>(task, off_path);
 }
 
 // Packing wants small tiles (bf16: 0.96 of a copy against 0.91), unpacking wide rows (0.92 against
@@ -343,7 +384,7 @@ __global__ void __launch_bounds__(StridedShape<T, kAcross>::kThreads,
 inline constexpr int kPackAcross = 8;
 inline constexpr int kUnpackAcross = 16;
 
-template <typename T, int kBits, bool kZeroExact>
+template <typename T, int kBits, bool kZeroExact, bool kScaled = false>
 Status launch_strided(GroupTask task, bool pack, cudaStream_t stream) {
   using PackShape = StridedShape<T, kPackAcross>;
   using UnpackShape = StridedShape<T, kUnpackAcross>;
@@ -355,10 +396,10 @@ Status launch_strided(GroupTask task, bool pack, cudaStream_t stream) {
   if (!fits.ok()) return fits;
   task.tiles_across = static_cast<unsigned>(across);
   if (pack) {
-    pack_strided_kernel<T, kPackAcross, kBits, kZeroExact>
+    pack_strided_kernel<T, kPackAcross, kBits, kZeroExact, kScaled>
         <<<blocks, PackShape::kThreads, 0, stream>>>(task);
   } else {
-    unpack_strided_kernel<T, kUnpackAcross, kBits, kZeroExact>
+    unpack_strided_kernel<T, kUnpackAcross, kBits, kZeroExact, kScaled>
         <<<blocks, UnpackShape::kThreads, 0, stream>>>(task);
   }
   return check_launch("group kernel");

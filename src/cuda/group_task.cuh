@@ -8,6 +8,7 @@
 #include <cstdint>
 
 #include "core/rng.h"
+#include "cuda/group_rows.cuh"
 #include "cuda/launch.h"
 
 namespace backfold::cuda {
@@ -29,7 +30,8 @@ struct GroupTask {
   int group;
   bool zero_exact;
   bool rotated;
-  bool aligned;  // the tensor (and each of its rows, if strided) starts on 16 bytes
+  bool aligned;    // the tensor (and each of its rows, if strided) starts on 16 bytes
+  RowTask scaled;  // for kernels that scale values by row
 };
 
 // The headers are padded to 16 bytes with zeros.
