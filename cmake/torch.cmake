@@ -52,6 +52,7 @@ add_library(backfold_torch SHARED
   src/torch/hooks.cpp
   src/torch/node_name.cpp
   src/torch/noise.cpp
+  src/torch/norms.cpp
   src/torch/ops.cpp
   src/torch/outside.cpp
   src/torch/packet.cpp

@@ -9,6 +9,8 @@
 #include <mutex>
 #include <unordered_map>
 
+#include "torch/norms.h"
+
 namespace backfold::torch_layer {
 namespace {
 
@@ -35,6 +37,11 @@ class Registry {
       for (const c10::Argument& argument : op.schema->arguments())
         op.slots.push_back(argument.name());
     }
+    for (std::size_t i = 0; i < op.slots.size() && !op.norm; ++i) {
+      op.norm = norm_of(op.name, op.slots[i]);
+      if (op.norm) op.norm_slot = static_cast<int>(i);
+    }
+    op.wants_arguments |= op.norm != nullptr;
     op.argument_rules.resize(op.slots.size());
     for (const bool wildcard : {false, true}) {
       for (const Rule& rule : rules()) {
@@ -74,6 +81,7 @@ struct Thread {
 
 thread_local Thread thread;
 CopyObserver copy_observer = nullptr;
+WaitingObserver waiting_observer = nullptr;
 RegionObserver region_observer = nullptr;
 
 const Operator* operator_of(const at::RecordFunction& call) {
@@ -95,6 +103,7 @@ std::unique_ptr<at::ObserverContext> begin(const at::RecordFunction& call) {
   running.saved = false;
   running.note = -1;
   running.sampled.clear();
+  running.waiting.clear();
   running.tensors.clear();
   const c10::ArrayRef<const c10::IValue> inputs = call.inputs();
   for (std::size_t i = 0; i < inputs.size(); ++i) {
@@ -129,6 +138,8 @@ void end(const at::RecordFunction& call, at::ObserverContext*) {
       call.outputs()[0].isTensor()) {
     copy_observer(running.arguments[0].toTensor(), call.outputs()[0].toTensor());
   }
+  if (!running.waiting.empty() && waiting_observer) waiting_observer(running, call.outputs());
+  running.waiting.clear();
   if (thread.end_observer) thread.end_observer(running, call.outputs());
   running.arguments.clear();
 }
@@ -138,6 +149,7 @@ void end(const at::RecordFunction& call, at::ObserverContext*) {
 RunningCall* running_call() { return thread.depth ? &thread.calls[thread.depth - 1] : nullptr; }
 
 void observe_copies(CopyObserver observer) { copy_observer = observer; }
+void observe_waiting(WaitingObserver observer) { waiting_observer = observer; }
 void observe_regions(RegionObserver observer) { region_observer = observer; }
 void observe_calls(BeginObserver begin, EndObserver end) {
   thread.begin_observer = begin;
@@ -155,7 +167,10 @@ CallWatch::CallWatch() : depth_(thread.depth) {
 
 CallWatch::~CallWatch() {
   // Calls that an exception left, or that run on beyond the watch, are no longer known.
-  for (std::size_t i = depth_; i < thread.calls.size(); ++i) thread.calls[i].arguments.clear();
+  for (std::size_t i = depth_; i < thread.calls.size(); ++i) {
+    thread.calls[i].arguments.clear();
+    thread.calls[i].waiting.clear();
+  }
   thread.depth = std::min(thread.depth, depth_);
   if (--thread.watches == 0) at::removeCallback(thread.handle);
 }

@@ -14,6 +14,7 @@
 #include <c10/util/SmallVector.h>
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -22,6 +23,8 @@
 
 namespace backfold::torch_layer {
 
+class SharedPacket;
+struct Norm;
 struct Site;
 
 // What an operator is, learned at its first call. Lives as long as the process.
@@ -37,6 +40,9 @@ struct Operator {
   bool compiled = false;         // a graph of torch.compile
   bool copies = false;           // aten::_to_copy, which makes low-precision copies of parameters
   bool wants_arguments = false;  // a rule looks at the arguments of a call
+  // The norm that it is of one of its arguments, by position.
+  const Norm* norm = nullptr;
+  int norm_slot = -1;
 };
 
 struct RunningCall {
@@ -48,6 +54,8 @@ struct RunningCall {
   std::int64_t note = -1;              // of whoever observes the end of calls
   bool saved = false;                  // anything
   c10::SmallVector<Site*, 1> sampled;  // where gradients of samples are wanted
+  // That are packed when the call ends, by statistics that it makes.
+  c10::SmallVector<std::shared_ptr<SharedPacket>, 1> waiting;
 };
 
 // The innermost call on this thread; null outside of calls. Valid until the call ends.
@@ -56,6 +64,10 @@ RunningCall* running_call();
 // Told of each tensor that aten::_to_copy makes on this thread while a watch is active.
 using CopyObserver = void (*)(const at::Tensor& source, const at::Tensor& copy);
 void observe_copies(CopyObserver observer);
+
+// Told when a call ends that packets wait for, with what it made: nothing where it failed.
+using WaitingObserver = void (*)(const RunningCall& call, c10::ArrayRef<c10::IValue> results);
+void observe_waiting(WaitingObserver observer);
 
 // Told when a region that the program names (RECORD_USER_SCOPE) begins, with its name, and when it
 // ends, with null.

@@ -245,4 +245,50 @@ at::Tensor unpack_payload(const at::Tensor& payload, const Format& format, at::I
   return result;
 }
 
+namespace {
+
+// Normalised values are of one scale, so fp32 holds those of any type.
+GroupFormat of_values(GroupFormat format) {
+  format.type = ElementType::kF32;
+  return format;
+}
+
+// What the core needs to normalise by itself; none for what it does not do.
+std::optional<RowAffine> row_affine(const GroupFormat& format, const Normalisation& by) {
+  if (by.rows.run == 0 || by.rstd.scalar_type() != at::kFloat) return std::nullopt;
+  const RowAffine rows{by.mean.defined() ? by.mean.const_data_ptr<float>() : nullptr,
+                       by.rstd.const_data_ptr<float>(), by.rows.run, by.rows.count};
+  return validate(format, rows).ok() ? std::optional(rows) : std::nullopt;
+}
+
+}  // namespace
+
+at::Tensor pack_payload(const at::Tensor& source, const GroupFormat& format,
+                        const Normalisation& by, const Key& key) {
+  const auto rows = row_affine(format, by);
+  if (!rows) return pack_payload(normalised(by, source), of_values(format), key);
+  const c10::DeviceGuard guard(source.device());
+  const std::int64_t bytes = packed_bytes(format);
+  at::Tensor payload = allocate({bytes}, {1}, at::kByte, source.device());
+  check(pack(format, *rows, source.const_data_ptr(), key,
+             {payload.mutable_data_ptr(), static_cast<std::size_t>(bytes)},
+             execution_on(source.device())));
+  return payload;
+}
+
+at::Tensor unpack_payload(const at::Tensor& payload, const GroupFormat& format,
+                          const Normalisation& by, at::ScalarType type) {
+  if (const auto rows = row_affine(format, by)) {
+    const c10::DeviceGuard guard(payload.device());
+    at::Tensor result = allocate({format.count}, {1}, type, payload.device());
+    check(unpack(format, *rows,
+                 {payload.const_data_ptr(), static_cast<std::size_t>(payload.nbytes())},
+                 result.mutable_data_ptr(), execution_on(payload.device())));
+    return result;
+  }
+  const at::Tensor values =
+      unpack_payload(payload, of_values(format), {format.count}, {1}, at::kFloat);
+  return denormalised(by, values, type);
+}
+
 }  // namespace backfold::torch_layer

@@ -22,6 +22,7 @@
 #include "backfold/ranged.h"
 #include "backfold/samples.h"
 #include "backfold/table.h"
+#include "torch/norms.h"
 #include "torch/project.h"
 
 namespace backfold::torch_layer {
@@ -75,6 +76,13 @@ at::Tensor pack_payload(const void* source, const at::Device& device, const Form
 // Packs a dense tensor, in the order of its memory.
 at::Tensor pack_payload(const at::Tensor& source, const Format& format, const Key& key,
                         CodecMemory* memory = nullptr);
+
+// Packs the normalised values of a dense tensor in place of its own. The format is the tensor's.
+at::Tensor pack_payload(const at::Tensor& source, const GroupFormat& format,
+                        const Normalisation& by, const Key& key);
+// And the tensor again, in one dimension.
+at::Tensor unpack_payload(const at::Tensor& payload, const GroupFormat& format,
+                          const Normalisation& by, at::ScalarType type);
 
 // Restores a payload into a new tensor of these sizes and strides, on the current stream.
 at::Tensor unpack_payload(const at::Tensor& payload, const Format& format, at::IntArrayRef sizes,

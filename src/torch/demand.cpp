@@ -68,6 +68,7 @@ Demand demand_of(RunningCall& call, const at::Tensor& tensor) {
     demand.rule = rule_of_result(op.result_rules, ordinal, arguments, tensor);
     demand.slot = static_cast<int>(op.slots.size()) + ordinal;
   }
+  if (op.norm && demand.slot == op.norm_slot) demand.norm = norm_call(*op.norm, arguments);
   if (op.opaque) {
     demand.reads = Reads::kFinely;
     demand.bits = kOpaqueBits;

@@ -7,8 +7,11 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <optional>
+
 #include "torch/calls.h"
 #include "torch/exact_ops.h"
+#include "torch/norms.h"
 
 namespace backfold::torch_layer {
 
@@ -20,6 +23,7 @@ struct Demand {
   const char* reason = "";
   PredicateFormat predicate;  // type and count still to be filled in
   Bound bound;
+  std::optional<NormCall> norm;  // where the tensor is the input of one
 };
 
 // Finds the tensor among the call's arguments and applies the table. A tensor that is several

@@ -154,7 +154,7 @@ void measure(Probe& probe, Node& node, const ProbedCall& call, const variable_li
     for (const int bits : widths) {
       const Again again(call);
       const at::Tensor folded =
-          round_trip(tensor, probe.format_of(site, tensor, bits), probe.next_key());
+          round_trip(tensor, probe.format_of(site, tensor, bits), probe.next_key(), call.by);
       for (const auto& probed : bundle) probed->fold(folded);
       measure_run(probe, node, call, site, bits, clean, node(variable_list(inputs)));
     }

@@ -52,6 +52,19 @@ void observe_copy(const at::Tensor& source, const at::Tensor& copy) {
   if (current_entry) current_entry->store().remember_copy(source, copy);
 }
 
+// A norm has ended: its input can be packed.
+void complete_waiting(const RunningCall& call, c10::ArrayRef<c10::IValue> results) {
+  const at::DisableRecordFunctionGuard unwatched;
+  for (const auto& packet : call.waiting) {
+    try {
+      packet->complete(results);
+    } catch (const c10::Error& error) {
+      TORCH_WARN_ONCE("backfold: the input of a norm could not be packed and is kept as it is: ",
+                      error.what_without_backtrace());
+    }
+  }
+}
+
 void observe_region(const char* name) {
   if (current_entry) current_entry->region(name);
 }
@@ -122,6 +135,7 @@ Entry::Entry(std::shared_ptr<State> state)
     allocated_before_ = 0;
   }
   observe_copies(observe_copy);
+  observe_waiting(complete_waiting);
   observe_regions(observe_region);
   if (observes_calls()) observe_calls(observe_begin, observe_end);
   hook_installer().install();
@@ -260,6 +274,7 @@ Saved Entry::save(const at::Tensor& tensor, const char* obstacle) {
     stand_in = state_->probe->note(tensor, site, demand, *call);
   const bool tanh = !state_->policy.empty() && is_gelu_by_tanh(*call);
   Saved saved = store_.save(tensor, site, demand, state_->steps, obstacle, tanh);
+  if (auto packet = store_.take_waiting()) call->waiting.push_back(std::move(packet));
   if (stand_in) saved.stand_in(std::move(stand_in));
   if (state_->options.samples.ids.defined() && site.ledger.kind == Kind::kPerSample)
     call->sampled.push_back(&site);

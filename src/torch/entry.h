@@ -36,9 +36,9 @@ struct State {
   std::vector<Parameter> parameters;                       // and buffers
   std::unordered_map<const void*, std::uint32_t> modules;  // paths, by the module's identity
   std::int64_t steps = 0;
-  std::optional<Target> target;     // of an adaptive controller
-  StepReference reference;          // the largest step seen
-  std::optional<PlanSummary> plan;  // the last one
+  std::optional<Target> target;           // of an adaptive controller
+  StepReference reference;                // the largest step seen
+  std::optional<PlanSummary> plan;        // the last one
   // Called before each plan, with what was measured: where several processes train one model, here
   // they make it the same for all.
   std::function<void(std::vector<SiteRecord>&)> combine_tables;

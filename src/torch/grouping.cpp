@@ -108,4 +108,19 @@ at::Tensor round_trip(const at::Tensor& tensor, Format format, const Key& key) {
                    tensor.scalar_type());
 }
 
+at::Tensor round_trip(const at::Tensor& tensor, GroupFormat format, const Key& key,
+                      const std::optional<Normalisation>& by) {
+  if (!by || !mixes(format, by->rows)) return round_trip(tensor, Format(format), key);
+  const bool dense = tensor.is_non_overlapping_and_dense();
+  const at::Tensor source = dense ? tensor : without_gaps(tensor);
+  format.count = source.numel();
+  if (format.layout == Layout::kRotated) format.layout = Layout::kFlat;
+  const at::Tensor payload = pack_payload(source, format, *by, key);
+  const at::Tensor decoded = unpack_payload(payload, format, *by, tensor.scalar_type());
+  return tensor_at(
+      decoded.storage(),
+      dense ? view_in_span(tensor, tensor.storage_offset()) : view_in_copy(tensor, source),
+      tensor.scalar_type());
+}
+
 }  // namespace backfold::torch_layer

@@ -63,6 +63,9 @@ GroupFormat group_format(const at::Tensor& tensor, ElementType type, const Choic
 
 // What a tensor would come back as: packed as the store packs it, and unpacked.
 at::Tensor round_trip(const at::Tensor& tensor, Format format, const Key& key);
+// The same for the input of a norm, where `by` is given.
+at::Tensor round_trip(const at::Tensor& tensor, GroupFormat format, const Key& key,
+                      const std::optional<Normalisation>& by);
 
 }  // namespace backfold::torch_layer
 

@@ -46,6 +46,24 @@ class Watched : public Reader {
   const at::Tensor tensor_;
 };
 
+// A tensor that comes back folded, from when its call has ended.
+class FoldedLater : public Reader {
+ public:
+  FoldedLater(std::weak_ptr<Probe> probe, std::shared_ptr<ProbedCall> call, const Site& site,
+              at::Tensor tensor)
+      : probe_(std::move(probe)), call_(std::move(call)), site_(site), tensor_(std::move(tensor)) {}
+  at::Tensor read() override {
+    const auto probe = probe_.lock();
+    return probe ? probe->folded(tensor_, site_, call_->by) : tensor_;
+  }
+
+ private:
+  const std::weak_ptr<Probe> probe_;
+  const std::shared_ptr<ProbedCall> call_;
+  const Site& site_;
+  const at::Tensor tensor_;
+};
+
 bool is_zero_exact(const Site& site) { return root_of(site).zero_exact; }
 
 at::Tensor without_history(const at::Tensor& tensor) {
@@ -97,7 +115,7 @@ at::Tensor Probed::read() {
   if (!probe->is_noisy() || call_->closed_form) return tensor_;
   const int bits = probe->width_now(site_);
   if (bits == kRawBits) return tensor_;
-  return round_trip(tensor_, probe->format_of(site_, tensor_, bits), probe->next_key());
+  return round_trip(tensor_, probe->format_of(site_, tensor_, bits), probe->next_key(), call_->by);
 }
 
 int Probe::width_now(const Site& site) const {
@@ -138,6 +156,7 @@ void Probe::begin(Pass pass) {
   if (noisy_) gains_.want();
   backward_began_ = false;
   seen_.clear();
+  if (pass == Pass::kFolded) calls_.clear();
 }
 
 Key Probe::next_key() {
@@ -207,8 +226,19 @@ std::shared_ptr<ProbedCall> Probe::call_record(RunningCall& call, Site& site) {
   return record;
 }
 
-void Probe::rank(const at::Tensor& tensor, const Site& site) {
-  rankings_.rank(tensor, site, std::max(2, widths(site)[0]), [this] { return next_key(); });
+void Probe::rank(const at::Tensor& tensor, const Site& site, const ProbedCall& call) {
+  rankings_.rank(
+      tensor, site, std::max(2, widths(site)[0]), [this] { return next_key(); }, call.by);
+}
+
+void Probe::rank_norm(ProbedCall& call, c10::ArrayRef<c10::IValue> results) {
+  const at::Tensor input = std::exchange(call.norm_input, at::Tensor());
+  const at::Tensor dense = input.is_non_overlapping_and_dense() ? input : without_gaps(input);
+  if (const auto rows = rows_of(*call.norm, dense)) {
+    call.by = call.norm->has_statistics() ? normalisation_of(*call.norm, *rows, results)
+                                          : std::optional(scale_of(*rows, dense));
+  }
+  rank(input, *call.norm_site, call);
 }
 
 void Probe::add_relative_errors(const at::Tensor& tensor, Site& site,
@@ -234,13 +264,24 @@ Saved Probe::save(const at::Tensor& tensor, Site& site, const Demand& demand, Ru
       call.note = 0;
     }
     kept = std::make_shared<NotKept>(weak_from_this());
-  } else if (foldable && pass_ == Pass::kFolded) {
-    rank(tensor, site);
-    return Saved(tensor, site, std::move(sites), {},
-                 &root_of(site) == only_ ? folded(tensor, site) : without_history(tensor), nullptr);
   } else if (foldable) {
     const auto record = call_record(call, site);
-    rank(tensor, site);
+    if (demand.norm) {
+      record->norm = demand.norm;
+      record->norm_input = tensor.tensor_data();
+      record->norm_site = &site;
+      if (!demand.norm->has_statistics()) rank_norm(*record, {});
+    } else {
+      rank(tensor, site, *record);
+    }
+    if (pass_ == Pass::kFolded) {
+      if (&root_of(site) != only_)
+        return Saved(tensor, site, std::move(sites), {}, without_history(tensor), nullptr);
+      return Saved(
+          tensor, site, std::move(sites), {},
+          std::make_shared<FoldedLater>(weak_from_this(), record, site, without_history(tensor)),
+          nullptr);
+    }
     if (!can_run_again(*call.op)) add_relative_errors(tensor, site, record);
     auto probed = std::make_shared<Probed>(weak_from_this(), record, site, without_history(tensor),
                                            record->closed_form ? errors_of(tensor, site) : nullptr);
@@ -252,10 +293,11 @@ Saved Probe::save(const at::Tensor& tensor, Site& site, const Demand& demand, Ru
   return Saved(tensor, site, std::move(sites), {}, std::move(kept), nullptr);
 }
 
-at::Tensor Probe::folded(const at::Tensor& tensor, const Site& site) {
+at::Tensor Probe::folded(const at::Tensor& tensor, const Site& site,
+                         const std::optional<Normalisation>& by) {
   // All readers of a packet see the same numbers: the key is the packet's, not the reader's.
   const Key key{seed_ + only_draw_, root_of(site).hash};
-  return round_trip(tensor, format_of(site, tensor, only_bits_), key);
+  return round_trip(tensor, format_of(site, tensor, only_bits_), key, by);
 }
 
 void Probe::fold_only(const Site* root, int bits, std::uint64_t draw) {
@@ -305,9 +347,14 @@ void Probe::call_begins(const RunningCall& call) {
 }
 
 void Probe::call_ended(const RunningCall& call, c10::ArrayRef<c10::IValue> results) {
+  const auto record = call.note >= 0 && pass_ != Pass::kMoved
+                          ? calls_[static_cast<std::size_t>(call.note)]
+                          : std::shared_ptr<ProbedCall>();
+  if (record && record->norm_input.defined()) {
+    const at::AutoGradMode no_grad(false);
+    rank_norm(*record, results);
+  }
   if (!watches_nodes()) return;
-  const auto record =
-      call.note >= 0 ? calls_[static_cast<std::size_t>(call.note)] : std::shared_ptr<ProbedCall>();
   for (const c10::IValue& result : results) {
     if (result.isTensor()) {
       outside_.add_node(result.toTensor());

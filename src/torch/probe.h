@@ -55,6 +55,11 @@ struct ProbedCall {
   std::vector<ProbedInput> inputs;
   std::vector<std::weak_ptr<Probed>> saved;  // owned by the graph
   std::vector<OutsideSaved> outside;         // in the user's own step
+  // Of a norm: its input, until the statistics are there, and how it is normalised.
+  std::optional<NormCall> norm;
+  at::Tensor norm_input;
+  Site* norm_site = nullptr;
+  std::optional<Normalisation> by;
   const torch::autograd::Node* node = nullptr;
 };
 
@@ -161,6 +166,10 @@ class Probe : public std::enable_shared_from_this<Probe> {
   // call was not run again.
   int finish_own(double rest, const std::vector<at::Tensor>& tangents, double epsilon);
 
+  // In passes of kind kFolded: a tensor of the site that is folded.
+  at::Tensor folded(const at::Tensor& tensor, const Site& site,
+                    const std::optional<Normalisation>& by);
+
   // For the nodes' hooks.
   void read_begins(const std::shared_ptr<ProbedCall>& call);
   void add(Measurement measurement);
@@ -195,11 +204,12 @@ class Probe : public std::enable_shared_from_this<Probe> {
   std::shared_ptr<ProbedCall> call_record(RunningCall& call, Site& site);
   void note_moved(const RunningCall& call, Site& site);
   void take_tangents(const RunningCall& call, Site& site, ProbedCall& record);
-  void rank(const at::Tensor& tensor, const Site& site);
+  void rank(const at::Tensor& tensor, const Site& site, const ProbedCall& call);
+  // Ranks once it is known how a norm normalises its input: now, or when its call has ended.
+  void rank_norm(ProbedCall& call, c10::ArrayRef<c10::IValue> results);
   std::shared_ptr<FoldedErrors> errors_of(const at::Tensor& tensor, const Site& site);
   void add_relative_errors(const at::Tensor& tensor, Site& site,
                            const std::shared_ptr<ProbedCall>& call);
-  at::Tensor folded(const at::Tensor& tensor, const Site& site);
   bool watches_nodes() const;
   int write_tables(double scale);
   void watch(const at::Tensor& result, const std::shared_ptr<ProbedCall>& call);

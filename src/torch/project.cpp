@@ -3,22 +3,15 @@
 #include "torch/project.h"
 
 #include <ATen/Functions.h>
-#include <ATen/core/grad_mode.h>
-#include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <cmath>
 
 #include "backfold/signs.h"
 #include "torch/codec.h"
+#include "torch/undisturbed.h"
 
 namespace backfold::torch_layer {
 namespace {
-
-// Neither autograd nor autocast has a say in how a packet is made.
-struct Undisturbed {
-  const at::AutoGradMode no_grad{false};
-  const c10::impl::ExcludeDispatchKeyGuard no_autocast{c10::autocast_dispatch_keyset};
-};
 
 // The power of two that is nearest to 1 / sqrt(kept).
 double size_of_entries(const ProjectFormat& format) {

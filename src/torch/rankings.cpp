@@ -24,7 +24,8 @@ at::Tensor difference(const at::Tensor& a, const at::Tensor& b) {
   return as_float(a) - as_float(b);
 }
 
-void Rankings::rank(const at::Tensor& tensor, const Site& site, int bits, const NextKey& next_key) {
+void Rankings::rank(const at::Tensor& tensor, const Site& site, int bits, const NextKey& next_key,
+                    const std::optional<Normalisation>& by) {
   const auto [found, first] = rankings_.try_emplace(&root_of(site));
   if (!first) return;
   Ranking& ranking = found->second;
@@ -32,11 +33,19 @@ void Rankings::rank(const at::Tensor& tensor, const Site& site, int bits, const 
   const bool zero_exact = root_of(site).zero_exact;
   const auto groups = groups_of(tensor);
   std::vector<at::Tensor> errors;
+  const bool scaled = by && tensor.is_non_overlapping_and_dense();
+  const auto error_of = [&](const at::Tensor& folded) {
+    at::Tensor error = difference(folded, tensor);
+    if (scaled) scale_errors(*by, error);
+    return error;
+  };
   for (std::size_t i = 0; i < kGroupings.size(); ++i) {
     if (groups[i] == 0 || (kGroupings[i].layout == Layout::kRotated && zero_exact)) continue;
     const GroupFormat format = format_with(site, tensor, {bits, kGroupings[i]});
+    // Normalised values are not rotated.
+    if (format.layout == Layout::kRotated && by && mixes(format, by->rows)) continue;
     ranking.groupings.push_back(kGroupings[i]);
-    errors.push_back(difference(round_trip(tensor, format, next_key()), tensor));
+    errors.push_back(error_of(round_trip(tensor, format, next_key(), by)));
   }
   // What is read finely, or by its signs, is not for other codecs.
   const bool open = site.floor == 0 && !zero_exact && fills_its_span(tensor, span_of(tensor));
@@ -48,7 +57,7 @@ void Rankings::rank(const at::Tensor& tensor, const Site& site, int bits, const 
     const double stored =
         8.0 * static_cast<double>(packed_bytes(*format)) / static_cast<double>(tensor.numel());
     ranking.offers.push_back({static_cast<int>(i), stored, 0});
-    errors.push_back(difference(round_trip(tensor, *format, key), tensor));
+    errors.push_back(error_of(round_trip(tensor, *format, key)));
   }
   ranking.errors = at::_foreach_norm(errors, 2);
 }

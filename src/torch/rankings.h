@@ -34,7 +34,9 @@ class Rankings {
   void offer(std::vector<Codec> menu) { menu_ = std::move(menu); }
 
   // Takes the errors of the first tensor that is seen of a root, at `bits` bits.
-  void rank(const at::Tensor& tensor, const Site& site, int bits, const NextKey& next_key);
+  // `by`, where given, is how the tensor's norm normalises it.
+  void rank(const at::Tensor& tensor, const Site& site, int bits, const NextKey& next_key,
+            const std::optional<Normalisation>& by);
 
   // Ranks by the errors gathered so far; reads them from their devices.
   void settle();

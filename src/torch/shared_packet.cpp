@@ -19,16 +19,17 @@ void refuse_capture(const Device& device, const c10::Stream& stream) {
   }
 }
 
-// The payload, made on the current stream. The source may be freed before the kernel has run, and
-// may come from another stream: its memory must wait for this one.
+// Before a payload is made on the current stream. The source may be freed before the kernel has
+// run, and may come from another stream: its memory must wait for this one.
+void prepare(const at::Tensor& source, const std::optional<c10::Stream>& stream) {
+  if (!stream) return;
+  const c10::impl::VirtualGuardImpl device(source.device().type());
+  refuse_capture(device, *stream);
+  device.recordDataPtrOnStream(source.storage().data_ptr(), *stream);
+}
+
 at::Tensor pack_span(const at::Tensor& source, const Span& span, const at::Tensor* dense_copy,
-                     const Format& format, const Key& key, CodecMemory* memory,
-                     const std::optional<c10::Stream>& stream) {
-  if (stream) {
-    const c10::impl::VirtualGuardImpl device(source.device().type());
-    refuse_capture(device, *stream);
-    device.recordDataPtrOnStream(source.storage().data_ptr(), *stream);
-  }
+                     const Format& format, const Key& key, CodecMemory* memory) {
   const auto* begin = dense_copy
                           ? static_cast<const char*>(dense_copy->const_data_ptr())
                           : static_cast<const char*>(source.storage().data()) +
@@ -56,7 +57,7 @@ void DecodedOnce::set(const c10::Storage& storage, const std::optional<c10::Stre
 }
 
 SharedPacket::SharedPacket(const at::Tensor& source, const Span& span, const at::Tensor* dense_copy,
-                           const Format& format, const Key& key, Site& site, int rule)
+                           const Format& format, Site& site, int rule)
     : site_(site),
       rule_(rule),
       format_(format),
@@ -68,11 +69,44 @@ SharedPacket::SharedPacket(const at::Tensor& source, const Span& span, const at:
       source_(source.storage().getWeakStorageImpl()),
       source_bytes_(source.storage().nbytes()),
       version_(source._version()),
-      stream_(current_stream(source.device())),
-      payload_(pack_span(source, span, dense_copy, format, key, site.memory.get(), stream_)) {}
+      stream_(current_stream(source.device())) {}
+
+void SharedPacket::pack(const at::Tensor& source, const at::Tensor* dense_copy, const Key& key,
+                        std::optional<Normalisation> by) {
+  prepare(source, stream_);
+  if (!by) {
+    payload_ = pack_span(source, span_, dense_copy, format_, key, site_.memory.get());
+    return;
+  }
+  payload_ =
+      pack_payload(dense_copy ? *dense_copy : source, std::get<GroupFormat>(format_), *by, key);
+  rows_ = by->rows;
+  by_ = std::move(by);
+}
+
+void SharedPacket::wait(const at::Tensor& dense, const Key& key, const NormCall& call,
+                        const NormRows& rows) {
+  waiting_ = {dense.tensor_data(), key, call};
+  rows_ = rows;
+}
+
+void SharedPacket::complete(c10::ArrayRef<c10::IValue> results) {
+  const std::lock_guard lock(mutex_);
+  if (!waiting_ || results.empty()) return;
+  auto by = normalisation_of(waiting_->call, *rows_, results);
+  TORCH_CHECK(by, "backfold: ", waiting_->call.norm->op, " did not hand over its statistics");
+  // What cannot be packed stays held.
+  pack(waiting_->dense, nullptr, waiting_->key, std::move(by));
+  waiting_.reset();
+}
 
 SharedPacket::~SharedPacket() {
   if (learns_sign_) site_.sign = values_read_ ? Site::Sign::kAlsoValues : Site::Sign::kOnlySign;
+}
+
+at::Tensor SharedPacket::unpacked() const {
+  if (by_) return unpack_payload(payload_, std::get<GroupFormat>(format_), *by_, type_);
+  return unpack_payload(payload_, format_, {span_.count}, {1}, type_);
 }
 
 c10::Storage SharedPacket::decode(bool share) {
@@ -87,13 +121,18 @@ c10::Storage SharedPacket::decode(bool share) {
     c10::impl::VirtualGuardImpl(payload_.device().type())
         .recordDataPtrOnStream(payload_.storage().data_ptr(), *now);
   }
-  const at::Tensor decoded = unpack_payload(payload_, format_, {span_.count}, {1}, type_);
+  const at::Tensor decoded = unpacked();
   if (share) decoded_.set(decoded.storage(), now);
   return decoded.storage();
 }
 
 at::Tensor SharedPacket::restore(const View& view, bool share) {
   const std::lock_guard lock(mutex_);
+  if (waiting_) {
+    View held = view;
+    if (!original_) held.offset += span_.begin;
+    return tensor_at(waiting_->dense.storage(), held, type_);
+  }
   auto source = source_.lock();
   const bool alive = source && source->nbytes() == source_bytes_;
   if (!judged_ && alive) site_.alive = true;

@@ -26,12 +26,6 @@
 
 namespace backfold::torch_layer {
 
-// A storage, and the element of it where the span of a packet begins.
-struct Memory {
-  c10::Storage storage;
-  std::int64_t begin = 0;
-};
-
 using WeakStorage = c10::weak_intrusive_ptr<c10::StorageImpl>;
 
 // Decoded memory that readers share while one of them still has it.
@@ -51,14 +45,23 @@ std::optional<c10::Stream> current_stream(const at::Device& device);
 
 class SharedPacket {
  public:
-  // `source` is packed if it is dense; otherwise `dense_copy` of it is, and only that view of the
-  // storage can be restored.
-  // `rule` is that of the policy.
+  // `source` is to be packed if it is dense; otherwise `dense_copy` of it is, and only that view of
+  // the storage can be restored. `rule` is that of the policy. pack() or wait() follows.
   SharedPacket(const at::Tensor& source, const Span& span, const at::Tensor* dense_copy,
-               const Format& format, const Key& key, Site& site, int rule);
+               const Format& format, Site& site, int rule);
   ~SharedPacket();
   SharedPacket(const SharedPacket&) = delete;
   SharedPacket& operator=(const SharedPacket&) = delete;
+
+  // Packs the tensors of the constructor. `by`, if any, is how their values are normalised first.
+  void pack(const at::Tensor& source, const at::Tensor* dense_copy, const Key& key,
+            std::optional<Normalisation> by);
+  // Holds `dense`, which is the source or the copy, until complete() packs it: the input of a norm
+  // is saved before its statistics exist.
+  void wait(const at::Tensor& dense, const Key& key, const NormCall& call, const NormRows& rows);
+  // With what the norm's call made. Where that is nothing, the call has failed, and the tensor goes
+  // on being held.
+  void complete(c10::ArrayRef<c10::IValue> results);
 
   // The tensor of that view: the source's own memory where it is still alive, else decoded. With
   // `share`, decoded memory may be that of another reader.
@@ -77,7 +80,9 @@ class SharedPacket {
   at::ScalarType type() const { return type_; }
   std::uint32_t version() const { return version_; }
   const std::optional<c10::Stream>& stream() const { return stream_; }
-  std::int64_t bytes() const { return static_cast<std::int64_t>(payload_.nbytes()); }
+  // The rows that its values are, or will be, normalised by; null where they are packed as they
+  // are.
+  const NormRows* rows() const { return rows_ ? &*rows_ : nullptr; }
 
   // This packet was made for a reader of signs; when it goes, its site learns whether somebody also
   // read values.
@@ -85,7 +90,14 @@ class SharedPacket {
   void values_are_read() { values_read_ = true; }
 
  private:
+  struct Waiting {
+    at::Tensor dense;  // without history
+    Key key;
+    NormCall call;
+  };
+
   c10::Storage decode(bool share);
+  at::Tensor unpacked() const;
 
   Site& site_;
   const int rule_;
@@ -98,7 +110,10 @@ class SharedPacket {
   const std::size_t source_bytes_;
   const std::uint32_t version_;
   const std::optional<c10::Stream> stream_;
-  const at::Tensor payload_;
+  at::Tensor payload_;
+  std::optional<Waiting> waiting_;
+  std::optional<NormRows> rows_;
+  std::optional<Normalisation> by_;
   bool learns_sign_ = false;
   std::atomic<bool> values_read_{false};
   std::mutex mutex_;

@@ -224,7 +224,8 @@ std::optional<Saved> Store::share(Saving& saving, Entry& entry) {
       continue;
     }
     if (saving.demand.reads != Reads::kPredicate) packet->values_are_read();
-    if (!serves(*packet, saving.site, saving.demand, bits)) {
+    if (!serves(*packet, saving.site, saving.demand, bits) ||
+        !serves_norm(*packet, saving.demand, tensor)) {
       if (options_.adaptive && Policy::is_planned(saving.rule))
         packet->site().served_floor = std::max(packet->site().served_floor, bits);
       continue;
@@ -256,9 +257,20 @@ Saved Store::pack(Saving& saving, Entry& entry, const Treatment& treatment, at::
   if (bytes == 0 || bytes >= count * static_cast<std::int64_t>(tensor.element_size()))
     return hold(saving, entry, Kind::kPassed, "a packet would not be smaller");
 
+  const at::Tensor* dense_copy = in_place ? nullptr : &copy;
+  const at::Tensor& dense = in_place ? tensor : copy;
+  const std::optional<NormRows> rows = rows_to_normalise(format, saving.demand, dense);
   const auto packet =
-      std::make_shared<SharedPacket>(tensor, span, in_place ? nullptr : &copy, format,
-                                     next_key(saving.site, saving.step), saving.site, saving.rule);
+      std::make_shared<SharedPacket>(tensor, span, dense_copy, format, saving.site, saving.rule);
+  const Key key = next_key(saving.site, saving.step);
+  if (!rows) {
+    packet->pack(tensor, dense_copy, key, std::nullopt);
+  } else if (saving.demand.norm->has_statistics()) {
+    packet->wait(dense, key, *saving.demand.norm, *rows);
+    waiting_ = packet;
+  } else {
+    packet->pack(tensor, dense_copy, key, scale_of(*rows, dense));
+  }
   const bool sign =
       saving.demand.reads == Reads::kPredicate && saving.demand.rule->sign_of_nonnegative;
   if (sign) packet->learn_sign();

@@ -15,6 +15,7 @@
 #include <memory>
 #include <optional>
 #include <unordered_map>
+#include <utility>
 
 #include "torch/coding.h"
 #include "torch/demand.h"
@@ -56,6 +57,9 @@ class Store {
   // approximation by tanh.
   Saved save(const at::Tensor& tensor, Site& site, const Demand& demand, std::int64_t step,
              const char* obstacle, bool tanh);
+
+  // The packet of the last save, if it waits for the end of the running call.
+  std::shared_ptr<SharedPacket> take_waiting() { return std::exchange(waiting_, nullptr); }
 
   // aten::_to_copy made `copy` of `source`: remembered where the source is a parameter.
   void remember_copy(const at::Tensor& source, const at::Tensor& copy);
@@ -106,6 +110,7 @@ class Store {
   const std::shared_ptr<SiteTable> sites_;
   Policy& policy_;
   bool met_samples_ = false;
+  std::shared_ptr<SharedPacket> waiting_;
   ska::flat_hash_map<const c10::StorageImpl*, std::uint32_t> parameters_;  // landmarks
   std::unordered_map<const c10::StorageImpl*, Entry> entries_;
 };

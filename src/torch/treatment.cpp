@@ -99,6 +99,30 @@ bool serves(const SharedPacket& packet, const Site& site, const Demand& demand, 
          known->if_true == wanted.if_true && known->if_false == wanted.if_false;
 }
 
+bool serves_norm(const SharedPacket& packet, const Demand& demand, const at::Tensor& tensor) {
+  const auto* group = std::get_if<GroupFormat>(&packet.format());
+  if (!demand.norm || !group) return true;
+  if (has_few_values(*demand.norm, tensor)) return false;
+  const auto rows = rows_of(*demand.norm, tensor);
+  const Span span = span_of(tensor);
+  if (!rows || packet.is_copy() || packet.span().begin != span.begin ||
+      packet.span().count != span.count)
+    return false;
+  if (!mixes(*group, *rows)) return true;
+  const NormRows* known = packet.rows();
+  return known && known->run == rows->run && known->count == rows->count;
+}
+
+std::optional<NormRows> rows_to_normalise(Format& format, const Demand& demand,
+                                          const at::Tensor& dense) {
+  auto* group = std::get_if<GroupFormat>(&format);
+  if (!demand.norm || !group || group->zero_exact) return std::nullopt;
+  auto rows = rows_of(*demand.norm, dense);
+  if (!rows || !mixes(*group, *rows)) return std::nullopt;
+  if (group->layout == Layout::kRotated) group->layout = Layout::kFlat;
+  return rows;
+}
+
 Treatment choose(const at::Tensor& tensor, const Demand& demand, Site::Sign sign,
                  const std::optional<Choice>& choice) {
   const ElementType type = *element_type(tensor.scalar_type());
@@ -110,6 +134,8 @@ Treatment choose(const at::Tensor& tensor, const Demand& demand, Site::Sign sign
   if (is_two_valued(type, tensor))
     return {Kind::kMask, "it holds zero and one other value", MaskFormat{.type = type}};
   if (!choice) return {Kind::kRaw, "bits=None folds only what is exact", {}};
+  if (demand.norm && has_few_values(*demand.norm, tensor))
+    return {Kind::kRaw, "a norm over so few values cancels all but noise", {}};
   if (choice->bits == kRawBits) return {Kind::kRaw, kPlanned, {}, true};
   Choice wanted = *choice;
   wanted.bits = std::max(wanted.bits, demand.bits);

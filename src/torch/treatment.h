@@ -33,6 +33,14 @@ std::int64_t saved_bytes(const at::Tensor& tensor);
 // packet of a codec that the user named answers only those that the same rule is for.
 bool serves(const SharedPacket& packet, const Site& site, const Demand& demand, int bits);
 
+// Whether it answers a norm without lending rows each other's noise.
+bool serves_norm(const SharedPacket& packet, const Demand& demand, const at::Tensor& tensor);
+
+// The rows by which a norm's input is normalised before it is packed; none where groups do not mix
+// them. Groups are not rotated then.
+std::optional<NormRows> rows_to_normalise(Format& format, const Demand& demand,
+                                          const at::Tensor& dense);
+
 // For a tensor without obstacles, of a type that has a codec. No `choice`: only what is exact.
 Treatment choose(const at::Tensor& tensor, const Demand& demand, Site::Sign sign,
                  const std::optional<Choice>& choice);
