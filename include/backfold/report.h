@@ -40,6 +40,9 @@ struct ReportPlan {
   double mean_bits = 0;         // of a code, over the elements of lossy tensors
   double error = 0;             // energy added to the gradient
   double uniform_error = 0;     // the same with one width everywhere that takes no more
+  // Places that are kept as they are, whatever was asked for: rounded, they would have added more
+  // to the gradient than it has itself.
+  std::vector<std::string> kept;
 };
 
 struct Report {

@@ -117,6 +117,7 @@ class Probes:
     def _measure(self) -> None:
         call, self._call, self._waits = self._call, None, False
         gain = 0.0
+        energy: float | None = None  # of the gradient
         moved: list[torch.Tensor | None] = []
         measured = 0
         if call is not None and call.ready:
@@ -125,6 +126,7 @@ class Probes:
                     scale = 1 / call.share if call.sliced_gradients else call.share
                     measured = self._core.calibrate(call.step(), call.input_leaves, scale, False)
                     gain, moved = call.gain, call.moved
+                    energy = scale * call.gradient_energy
             except Exception as error:  # training goes on with what the own step tells
                 if call.share == 1:
                     self._give_up(f"running it again failed: {error}")
@@ -133,7 +135,7 @@ class Probes:
         elif call is not None:
             self._give_up(call.reason)
         if measured + self._core.finish_own_probe(gain, moved) > 0:
-            self._core.replan()
+            self._core.replan(energy)
 
     def _look_at_noise(self) -> None:
         """Weighs the error that the plan expects against the gradient's own variance."""

@@ -114,6 +114,11 @@ class ModelCall:
         return leaves / sent if sent > 0 else 0.0
 
     @property
+    def gradient_energy(self) -> float:
+        """Of the gradients of the leaves, of the last run."""
+        return float(self._energies[0])
+
+    @property
     def moved(self) -> list[torch.Tensor | None]:
         """By how much what the call returned differs in the last two runs; None if not known.
 

@@ -111,7 +111,11 @@ class PyController {
     const auto measure = exactly ? torch_layer::calibrate_exactly : torch_layer::calibrate;
     return measure(controller_.shared_state(), step, {leaves, scale});
   }
-  void replan() { torch_layer::replan(controller_.state()); }
+  // `energy` is that of the gradient which the last calibrate() saw, where it could not tell.
+  void replan(std::optional<double> energy) {
+    if (energy) controller_.state().gradient_energy = energy;
+    torch_layer::replan(controller_.state());
+  }
 
   // A probe that goes along with the next step. What runs inside the model it leaves out.
   void begin_own_probe(bool model_runs_again) {

@@ -203,7 +203,8 @@ void take_state(torch_layer::State& state, const py::dict& dict) {
             given["held_bytes"].cast<std::int64_t>(),
             given["mean_bits"].cast<double>(),
             given["error"].cast<double>(),
-            given["uniform_error"].cast<double>()};
+            given["uniform_error"].cast<double>(),
+            {}};
   state.sites->take(std::move(records));
   state.steps = steps;
   state.options.seed = seed;

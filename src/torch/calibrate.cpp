@@ -194,6 +194,17 @@ double squared_distance(const std::vector<at::Tensor>& a, const std::vector<at::
   return std::accumulate(energies.begin(), energies.end(), 0.0);
 }
 
+// How large the gradient is that errors are compared with; none where nothing was left in the
+// leaves.
+std::optional<double> energy_of(const std::vector<at::Tensor>& gradients, double scale) {
+  std::vector<at::Tensor> norms;
+  for (const at::Tensor& gradient : gradients)
+    if (gradient.defined() && gradient.layout() == at::kStrided) norms.push_back(norm_of(gradient));
+  if (norms.empty()) return std::nullopt;
+  const std::vector<double> energies = read_energies(norms);
+  return scale * std::accumulate(energies.begin(), energies.end(), 0.0);
+}
+
 }  // namespace
 
 int calibrate(const std::shared_ptr<State>& state, const std::function<void()>& step,
@@ -215,6 +226,7 @@ int calibrate(const std::shared_ptr<State>& state, const std::function<void()>& 
     TORCH_CHECK_VALUE(probe->backward_began() || !probe->saved_something(), kNoBackward);
     snapshot.rewind();
     run(state, probe, Probe::Pass::kClean, step);
+    state->gradient_energy = energy_of(gradients_of(leaves), options.scale);
     snapshot.rewind();
     return probe->finish(options.scale);
   };
@@ -247,6 +259,7 @@ int calibrate_exactly(const std::shared_ptr<State>& state, const std::function<v
       std::any_of(clean.begin(), clean.end(), [](const auto& g) { return g.defined(); }),
       kNoBackward);
   probe->rankings().settle();
+  state->gradient_energy = energy_of(clean, options.scale);
   int measured = 0;
   for (Site& site : state->sites->sites()) {
     if (!probe->rankings().knows(site)) {

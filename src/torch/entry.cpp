@@ -202,13 +202,26 @@ std::optional<int> noisy_width(const State& state) {
   return width < 3 ? std::optional(width) : std::nullopt;
 }
 
+// Names each place once.
+static void tell_of_kept(State& state) {
+  std::string names;
+  for (const std::string& name : state.plan->kept)
+    if (state.told_kept.insert(name).second) names += (names.empty() ? "" : ", ") + name;
+  if (names.empty()) return;
+  TORCH_WARN("backfold: rounding ", names,
+             " would add more to the gradient than the gradient itself has: kept as they are, "
+             "beyond what was asked for");
+}
+
 void replan(State& state) {
   if (state.combine_tables) {
     std::vector<SiteRecord> records = state.sites->records();
     state.combine_tables(records);
     state.sites->take_tables(records);
   }
-  state.plan = make_plan(*state.sites, state.reference, *state.target, state.steps);
+  state.plan =
+      make_plan(*state.sites, state.reference, *state.target, state.steps, state.gradient_energy);
+  tell_of_kept(state);
   int width = 1;
   for (const int one : kWidths)
     if (one <= state.plan->mean_bits) width = one;

@@ -11,6 +11,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <thread>
 #include <unordered_map>
@@ -38,6 +39,8 @@ struct State {
   std::int64_t steps = 0;
   std::optional<Target> target;           // of an adaptive controller
   StepReference reference;                // the largest step seen
+  std::optional<double> gradient_energy;  // of the last pass that was measured
+  std::set<std::string> told_kept;        // places that a warning has named
   std::optional<PlanSummary> plan;        // the last one
   // Called before each plan, with what was measured: where several processes train one model, here
   // they make it the same for all.

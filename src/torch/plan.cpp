@@ -7,6 +7,8 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <numeric>
+#include <set>
 #include <vector>
 
 #include "backfold/planner.h"
@@ -232,6 +234,12 @@ struct Solution {
   double error = 0, uniform_error = 0;
 };
 
+// Kept as it is: for nothing where a mean or a ratio was asked for, which then holds for the rest.
+Option kept_option(const Target& target, const Bundle& bundle) {
+  const std::int64_t bytes = bytes_at(bundle.root->reference, kRawBits, {});
+  return {{kRawBits, {}}, bytes, target.kind == Target::Kind::kBudget ? bytes : 0, 0};
+}
+
 // Every way to keep a bundle. What was not measured has one width, the uniform one.
 std::vector<Option> options_for(const Target& target, const Bundle& bundle, int uniform) {
   const Footprint& reference = bundle.root->reference;
@@ -259,9 +267,11 @@ std::vector<Option> options_for(const Target& target, const Bundle& bundle, int 
 }
 
 Solution solve(SiteTable& sites, const StepReference& reference, const Target& target,
-               std::int64_t step) {
+               std::int64_t step, const std::set<const Site*>& kept = {}) {
   Solution solution;
   solution.bundles = bundles_of(sites, step);
+  std::vector<Bundle> open = solution.bundles;
+  std::erase_if(open, [&](const Bundle& bundle) { return kept.contains(bundle.root); });
   const int uniform = uniform_width(sites, reference, target, step);
   std::vector<PlanSite> menus;
   std::vector<std::vector<Option>> options;
@@ -271,7 +281,8 @@ Solution solve(SiteTable& sites, const StepReference& reference, const Target& t
     const int at_uniform = *std::find_if(widths.begin(), widths.end() - 1,
                                          [&](int width) { return width >= uniform; });
     solution.uniform_error += bundle.error(at_uniform);
-    options.push_back(options_for(target, bundle, at_uniform));
+    options.push_back(kept.contains(bundle.root) ? std::vector<Option>{kept_option(target, bundle)}
+                                                 : options_for(target, bundle, at_uniform));
     PlanSite menu;
     for (const Option& option : options.back()) menu.options.push_back({option.cost, option.error});
     least += std::min_element(menu.options.begin(), menu.options.end(),
@@ -279,7 +290,7 @@ Solution solve(SiteTable& sites, const StepReference& reference, const Target& t
                  ->bytes;
     menus.push_back(std::move(menu));
   }
-  std::int64_t allowed = allowance(target, reference, solution.bundles);
+  std::int64_t allowed = allowance(target, reference, open);
   // A mean that floors do not allow is met as closely as they do.
   if (target.kind == Target::Kind::kBits) allowed = std::max(allowed, least);
   if (least > allowed) refuse(sites, reference, target, least, step);
@@ -294,30 +305,59 @@ Solution solve(SiteTable& sites, const StepReference& reference, const Target& t
 
 }  // namespace
 
+namespace {
+
+// Adds the sites with the largest errors, so many that what is left is no more than `most`. False
+// where all of them are kept already.
+bool keep_worst(const Solution& solution, double most, std::set<const Site*>& kept) {
+  std::vector<std::size_t> order(solution.bundles.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
+    return solution.options[a].error > solution.options[b].error;
+  });
+  double left = solution.error;
+  const std::size_t before = kept.size();
+  for (const std::size_t i : order) {
+    if (left <= most || solution.options[i].error <= 0) break;
+    kept.insert(solution.bundles[i].root);
+    left -= solution.options[i].error;
+  }
+  return kept.size() > before;
+}
+
+}  // namespace
+
 double error_for(const SiteTable& sites, const StepReference& reference, const Target& target,
                  std::int64_t step) {
   return solve(const_cast<SiteTable&>(sites), reference, target, step).error;
 }
 
 PlanSummary make_plan(SiteTable& sites, const StepReference& reference, const Target& target,
-                      std::int64_t step) {
-  const Solution solution = solve(sites, reference, target, step);
+                      std::int64_t step, std::optional<double> most) {
+  std::set<const Site*> kept;
+  Solution solution = solve(sites, reference, target, step);
+  while (most && solution.error > *most) {
+    if (!keep_worst(solution, *most, kept)) break;
+    solution = solve(sites, reference, target, step, kept);
+  }
   PlanSummary summary{.step = step,
                       .sites = 0,
                       .held_bytes = reference.fixed_bytes,
                       .mean_bits = 0,
                       .error = solution.error,
-                      .uniform_error = solution.uniform_error};
+                      .uniform_error = solution.uniform_error,
+                      .kept = {}};
   double elements = 0, bits = 0;
   for (std::size_t i = 0; i < solution.bundles.size(); ++i) {
     const Bundle& bundle = solution.bundles[i];
     const Option& option = solution.options[i];
     bundle.root->choice = option.choice;
+    if (kept.contains(bundle.root)) summary.kept.push_back(bundle.root->name);
     for (Site* rider : bundle.riders) rider->choice = option.choice;
     summary.sites += bundle.measured;
     const Footprint& footprint = bundle.root->reference;
     summary.held_bytes += option.bytes;
-    const auto count = static_cast<double>(footprint.elements);
+    const auto count = kept.contains(bundle.root) ? 0 : static_cast<double>(footprint.elements);
     elements += count;
     bits += option.choice.codec >= 0
                 ? std::max(0.0, 8 * static_cast<double>(option.bytes) - count * kHeaderBits)

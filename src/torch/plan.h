@@ -43,9 +43,11 @@ double error_at(const Sensitivity& sensitivity, int bits);
 int uniform_width(const SiteTable& sites, const StepReference& reference, const Target& target,
                   std::int64_t step);
 
-// Chooses a width and grouping for every site with a table and writes it to the site.
+// Chooses a width and grouping for every site with a table and writes it to the site. Where the
+// plan's error would exceed `most`, the energy of the gradient itself, the sites that cause it are
+// kept as they are: beyond a target of bits or ratio, inside a budget.
 PlanSummary make_plan(SiteTable& sites, const StepReference& reference, const Target& target,
-                      std::int64_t step);
+                      std::int64_t step, std::optional<double> most);
 
 // The error that a plan for another target would have. Changes nothing.
 double error_for(const SiteTable& sites, const StepReference& reference, const Target& target,
