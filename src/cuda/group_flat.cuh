@@ -19,11 +19,11 @@ inline constexpr int kFlatThreads = 256;
 // a register less is a warp more. 65,536 registers / 256 threads / blocks: 64, 48, 40.
 // Values scaled by row take some more.
 template <typename T>
-__host__ __device__ constexpr int flat_pack_blocks(bool rotated, bool scaled) {
+__host__ __device__ constexpr int flat_pack_blocks(bool rotated, bool scaled = false) {
   if (scaled) return sizeof(T) == 2 ? 3 : 4;
   return sizeof(T) == 2 ? (rotated ? 4 : 5) : (rotated ? 5 : 6);
 }
-__host__ __device__ constexpr int flat_unpack_blocks(bool rotated, bool scaled) {
+__host__ __device__ constexpr int flat_unpack_blocks(bool rotated, bool scaled = false) {
   return scaled ? 4 : rotated ? 5 : 6;
 }
 
@@ -38,7 +38,7 @@ struct FlatShape {
 };
 
 // The extremes of a lane's elements.
-template <typename T, bool kZeroExact, bool kScaled>
+template <typename T, bool kZeroExact, bool kScaled = false>
 __device__ inline Extremes lane_extremes(const uint4 (&raw)[4], const float (&x)[4][kVector<T>]) {
   if constexpr (sizeof(T) == 2 && !kZeroExact && !kScaled) {
     std::uint32_t low = raw[0].x, high = raw[0].x;
@@ -281,7 +281,7 @@ __global__ void __launch_bounds__(kFlatThreads, flat_unpack_blocks(false, kScale
 // Alignment  16-byte stores when the destination allows, else by element
 // Bytes      headers and codes once, destination once
 template <typename T, int kBits>
-__global__ void __launch_bounds__(kFlatThreads, flat_unpack_blocks(true, false))
+__global__ void __launch_bounds__(kFlatThreads, flat_unpack_blocks(true))
     unpack_rotated_kernel(const __grid_constant__ GroupTask task) {
   constexpr int kGroup = core::kRotation;
   using Shape = FlatShape<T, kGroup>;

@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Finds timm and torchvision where the benchmark has them installed.
+
+    .venv/bin/pip install --no-deps --target build/zoo --requirement scripts/requirements-zoo.txt
+
+A folder of their own, because the registry's torchvision is built for a torch with CUDA: beside a
+torch for the CPU its library does not load, its operators are missing, and `import torchvision`
+raises in whatever asks for it, transformers among them. Here they are defined before it asks.
+"""
+
+import importlib
+import pathlib
+import sys
+
+import torch
+
+FOLDER = pathlib.Path(__file__).resolve().parent.parent.parent / "build" / "zoo"
+_library = None
+
+
+def find_vision_libraries() -> None:
+    """Makes `import torchvision` and `import timm` work, if they are installed at all."""
+    global _library
+    if FOLDER.is_dir() and str(FOLDER) not in sys.path:
+        sys.path.append(str(FOLDER))
+    try:
+        importlib.import_module("torchvision")
+    except ImportError:
+        return
+    except RuntimeError as error:
+        if "torchvision::" not in str(error):
+            raise
+    else:
+        return
+    for name in [name for name in sys.modules if name.split(".")[0] == "torchvision"]:
+        del sys.modules[name]
+    _library = torch.library.Library("torchvision", "DEF")
+    for name in ("nms", "qnms"):
+        _library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    importlib.import_module("torchvision")
