@@ -54,6 +54,7 @@ add_library(backfold_torch SHARED
   src/torch/noise.cpp
   src/torch/norms.cpp
   src/torch/ops.cpp
+  src/torch/originals.cpp
   src/torch/outside.cpp
   src/torch/packet.cpp
   src/torch/plan.cpp

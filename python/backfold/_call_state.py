@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from backfold._module_state import ModuleState, Writes
+
 
 class Arguments:
     """Arguments of a call, copied so that later changes in place do not matter.
@@ -61,7 +63,12 @@ def _as_leaf(tensor: torch.Tensor, rows: int | None = None) -> torch.Tensor:
 
 
 class State:
-    """What a forward pass reads and may change beside its arguments, as it is now."""
+    """What a forward pass reads and may change beside its arguments, as it is now.
+
+    Attributes:
+        tensors: parameters, and what modules hold beside parameters and buffers, by name. What is
+            written to them is a matter of `Writes`.
+    """
 
     def __init__(self, model: torch.nn.Module, devices: set[torch.device]) -> None:
         self._modules = [
@@ -71,6 +78,8 @@ class State:
         self._buffers = [
             (buffer, buffer.detach().clone()) for buffer in model.buffers() if _is_writable(buffer)
         ]
+        self._attributes = ModuleState(model)
+        self.tensors = {**dict(model.named_parameters()), **self._attributes.tensors}
         self._generators: list[tuple[Callable[[Any], object], Any]] = [
             (torch.set_rng_state, torch.get_rng_state()),
             (random.setstate, random.getstate()),
@@ -92,16 +101,39 @@ class State:
         if self._buffers:
             buffers, values = zip(*self._buffers, strict=True)
             torch._foreach_copy_([buffer.data for buffer in buffers], values)
+        self._attributes.restore()
         for set_state, state in self._generators:
             set_state(state)
 
-    def same_versions(self) -> AbstractContextManager[None]:
-        """For a block at whose end buffers are restored.
+    def restore_members(self) -> None:
+        """Brings back which parameters and modules there are."""
+        self._attributes.restore_members()
 
-        A graph of the user's may have saved a buffer that a run of the model writes in between.
+    def changed_for_good(self) -> list[str]:
+        """Names of attributes that have changed since and are not brought back."""
+        return self._attributes.changed_for_good()
+
+    def same_versions(self) -> AbstractContextManager[None]:
+        """For a block at whose end buffers are restored, and `tensors` are what they were.
+
+        A graph of the user's may have saved one that a run of the model writes in between.
         """
-        buffers = tuple(buffer for buffer, _ in self._buffers)
-        return torch.autograd.grad_mode._unsafe_preserve_version_counter(buffers)
+        tensors = [*(buffer for buffer, _ in self._buffers), *self.tensors.values()]
+        return torch.autograd.grad_mode._unsafe_preserve_version_counter(
+            tuple(tensor for tensor in tensors if not tensor.is_inference())
+        )
+
+
+@contextmanager
+def undone(model: torch.nn.Module) -> Iterator[None]:
+    """A block after which the model, but for gradients, and generators are what they were."""
+    state = State(model, {tensor.device for tensor in (*model.parameters(), *model.buffers())})
+    with state.same_versions(), Writes(state.tensors).undone():
+        try:
+            yield
+        finally:
+            state.restore_members()
+            state.restore()
 
 
 class Autocast:

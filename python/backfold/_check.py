@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from backfold._call_state import undone
+
 if TYPE_CHECKING:
     from backfold._controller import Controller
 
@@ -49,17 +51,12 @@ class CheckResult:
 
 
 @contextmanager
-def _untouched(tensors: list[torch.Tensor], parameters: list[torch.Tensor]) -> Iterator[None]:
-    """Gives back gradients and buffers as they were."""
+def _own_gradients(parameters: list[torch.Tensor]) -> Iterator[None]:
+    """Gives gradients back as they were."""
     gradients = [parameter.grad for parameter in parameters]
-    copies = [tensor.detach().clone() for tensor in tensors]
     try:
         yield
     finally:
-        with torch.no_grad():
-            for tensor, copy in zip(tensors, copies, strict=True):
-                if not torch.equal(tensor, copy):
-                    tensor.copy_(copy)
         for parameter, gradient in zip(parameters, gradients, strict=True):
             parameter.grad = gradient
 
@@ -80,10 +77,9 @@ def check_gradients(
     if not named:
         raise ValueError("check needs a model with parameters that require gradients")
     parameters = [parameter for _, parameter in named]
-    devices = sorted({tensor.device.index for tensor in parameters if tensor.is_cuda})
 
     def gradients(folded: bool) -> list[torch.Tensor]:
-        with torch.random.fork_rng(devices=devices):
+        with undone(model):  # so that all runs see the same model and draw the same numbers
             for parameter in parameters:
                 parameter.grad = None
             if folded:
@@ -97,7 +93,7 @@ def check_gradients(
         zero = torch.zeros((), device=parameters[0].device)
         return [zero.expand_as(p) if p.grad is None else p.grad.double() for p in parameters]
 
-    with _untouched(list(model.buffers()), parameters):
+    with _own_gradients(parameters):
         plain = gradients(folded=False)
         mean = [torch.zeros_like(gradient) for gradient in plain]
         squares = [0.0] * len(plain)  # summed squared errors

@@ -8,6 +8,7 @@ import os
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from torch.nn.modules.module import (
 )
 
 from backfold import _C
+from backfold._call_state import undone
 from backfold._check import CheckResult, check_gradients
 from backfold._options import (
     LEVEL_CODECS,
@@ -261,7 +263,7 @@ class Controller:
         not. It is called twice, four times for the first plan below 3 bits, and once more where the
         controller has seen no step yet; with ``method="exact"``, the reference that the probe is
         tested against, some times for every tensor.
-        Parameters, gradients, buffers and generators are what they were before.
+        The model, its gradients and generators are what they were before.
         """
         if not callable(step):
             raise TypeError(f"step must be callable, got {type(step).__name__}")
@@ -270,9 +272,14 @@ class Controller:
         if self._probes is None:
             raise ValueError("calibrate needs an adaptive controller, without plan=")
         self._probes.forget()
+
+        def run() -> None:
+            with undone(self._model) if self._model is not None else nullcontext():
+                step()
+
         self._held_open = 1  # a block inside `step` is ours already
         try:
-            self._core.calibrate(step, [], 1.0, method == "exact")
+            self._core.calibrate(run, [], 1.0, method == "exact")
         finally:
             self._held_open = 0
         self._core.replan(None)
@@ -302,7 +309,7 @@ class Controller:
         """Compares folded gradients with plain ones on the user's own batch.
 
         `step` runs a forward pass and returns the loss; it is called without the block, then
-        `repeats` times inside it, each time with other rounding. Gradients, buffers and torch's
+        `repeats` times inside it, each time with other rounding. The model, its gradients and
         generators are what they were before.
         """
         return check_gradients(self, self._model, step, repeats)

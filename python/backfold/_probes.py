@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -55,6 +55,7 @@ class Probes:
         self._schedule = schedule
         self._fraction = fraction
         self._on_noise = on_noise
+        self._told_changed: set[str] = set()
         self._warned = -_STEPS_BETWEEN_WARNINGS
         self._recorder: Recorder | None = None
         self._call: ModelCall | None = None
@@ -132,6 +133,7 @@ class Probes:
                     self._give_up(f"running it again failed: {error}")
                 else:
                     self._again = True  # with the whole batch
+            self._tell_changed(call.left_changed)
         elif call is not None:
             self._give_up(call.reason)
         if measured + self._core.finish_own_probe(gain, moved) > 0:
@@ -154,6 +156,16 @@ class Probes:
             f"the 10% that training does not notice; most of it at {', '.join(sites)}; {enough}",
             stacklevel=4,
         )
+
+    def _tell_changed(self, names: Iterable[str]) -> None:
+        new = [name for name in names if name not in self._told_changed]
+        self._told_changed.update(new)
+        if new:
+            warnings.warn(
+                f"backfold: running the model again changed {', '.join(new)}, which cannot be "
+                "undone; Controller(replay=False) never runs it again",
+                stacklevel=4,
+            )
 
     def _give_up(self, reason: str) -> None:
         """From now on the user's own steps are all there is."""

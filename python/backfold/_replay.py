@@ -21,6 +21,7 @@ from backfold._call_state import (
     scalars_after,
     tensors_in,
 )
+from backfold._module_state import Writes
 
 # Models that failed on a part of their batch: they are recorded whole from then on.
 _only_whole: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
@@ -41,6 +42,7 @@ class ModelCall:
 
     Attributes:
         share: which part of the batch is run again; 1.0 is all of it.
+        left_changed: names of what runs have changed and untouched() could not bring back.
     """
 
     def __init__(
@@ -147,29 +149,42 @@ class ModelCall:
         }
 
         def run() -> None:
-            outputs = self._forward(gradients)
-            returned = {i: one.detach() for i, one in zip(gradients, outputs, strict=True)}
-            self._returned = self._returned[1], returned
-            if len(outputs) > 1:
-                # What arrived at an output includes what came through outputs computed from it.
-                for output, gradient in zip(outputs, gradients.values(), strict=True):
-                    output.register_hook(lambda _, arrived=gradient: arrived)
-            with torch.enable_grad(), self._autocast.off():
-                sent = tuple(gradients.values())
-                found = torch.autograd.grad(outputs, self.leaves, sent, allow_unused=True)
-            self._energies = energy_of(found), energy_of(sent)
+            writes = Writes(self._state.tensors)
+            try:
+                with writes.undone():
+                    self._run(gradients)
+            finally:
+                self.left_changed.update(dict.fromkeys(writes.unseen))
 
         return run
 
+    def _run(self, gradients: Mapping[int, torch.Tensor]) -> None:
+        outputs = self._forward(gradients)
+        returned = {i: one.detach() for i, one in zip(gradients, outputs, strict=True)}
+        self._returned = self._returned[1], returned
+        if len(outputs) > 1:
+            # What arrived at an output includes what came through outputs computed from it.
+            for output, gradient in zip(outputs, gradients.values(), strict=True):
+                output.register_hook(lambda _, arrived=gradient: arrived)
+        with torch.enable_grad(), self._autocast.off():
+            sent = tuple(gradients.values())
+            found = torch.autograd.grad(outputs, self.leaves, sent, allow_unused=True)
+        self._energies = energy_of(found), energy_of(sent)
+
     @contextmanager
     def untouched(self) -> Iterator[None]:
-        """Afterwards buffers, generators, training flags and `.grad` are what they were."""
+        """Afterwards the model is what it was, `.grad` and the generators too.
+
+        Inside, parameters that only the recorded call wrote to are what they were before it.
+        """
         state = State(self._model, self._devices)
         gradients = [(parameter, parameter.grad) for parameter in self._model.parameters()]
-        with state.same_versions():
+        with state.same_versions(), self._writes.not_yet():
             try:
                 yield
             finally:
+                self.left_changed.update(dict.fromkeys(state.changed_for_good()))
+                state.restore_members()
                 state.restore()
                 for parameter, gradient in gradients:
                     if parameter.grad is not gradient:
@@ -199,6 +214,7 @@ class ModelCall:
         self._devices: set[torch.device] = set()
         self._kept_rows: int | None = None
         self._gradients: dict[int, torch.Tensor] = {}
+        self.left_changed: dict[str, None] = {}
         self._outputs: list[int] = []  # of what was returned, those with a gradient
         self._returned: tuple[dict[int, torch.Tensor], dict[int, torch.Tensor]] = ({}, {})
         self.share = 1.0
@@ -217,8 +233,14 @@ class ModelCall:
         self._devices = {tensor.device for tensor in tensors}
         self._state = State(self._model, self._devices)
         self._autocast = Autocast({"cpu", *(device.type for device in self._devices)})
+        self._writes = Writes(self._state.tensors)
+        self._writes.watch()
 
     def _end(self, result: object) -> None:
+        self._writes.stop()
+        if self._writes.unseen:
+            self._forget(f"it writes to {', '.join(self._writes.unseen)} past torch's operators")
+            return
         found = enumerate(tensors_in(result))
         outputs = {index: tensor for index, tensor in found if tensor.grad_fn is not None}
         if not outputs:
@@ -288,6 +310,9 @@ class Recorder:
     def __exit__(self, *exception: object) -> None:
         while self._handles:
             self._handles.pop().remove()
+        if self._records:  # the block ends inside of the call
+            self._records = False
+            self.call._attempt(self.call._end, None)
 
     def _begins(self, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict) -> None:
         if torch.compiler.is_compiling():

@@ -9,6 +9,7 @@
 #include "python/state.h"
 #include "torch/calibrate.h"
 #include "torch/entry.h"
+#include "torch/originals.h"
 
 namespace backfold::python {
 namespace {
@@ -230,6 +231,15 @@ void add_controller(py::module_& module) {
   py::class_<Report>(module, "Report")
       .def("text", &Report::text)
       .def("to_dict", [](const Report& report) { return as_dict(report); });
+  using torch_layer::Originals;
+  py::class_<Originals, std::shared_ptr<Originals>>(module, "Originals")
+      .def(py::init<const std::vector<at::Tensor>&>())
+      .def("watch", &Originals::watch)
+      .def("stop", &Originals::stop)
+      .def("unseen", &Originals::unseen)
+      .def("restore", &Originals::restore)
+      .def("rewind", &Originals::rewind)
+      .def("return_from_rewind", &Originals::return_from_rewind);
   py::class_<PyController>(module, "Controller")
       .def(py::init<const std::string&, double, bool, std::int64_t, std::uint64_t, bool,
                     const std::vector<PyRule>&,

@@ -10,6 +10,7 @@
 #include <numeric>
 #include <unordered_set>
 
+#include "torch/originals.h"
 #include "torch/plan.h"
 #include "torch/probe.h"
 
@@ -71,6 +72,14 @@ bool is_leaf_to_move(const at::Tensor& tensor) {
          tensor.numel() > 0;
 }
 
+// A forward may write to parameters (a momentum encoder); buffers have copies in any case.
+std::vector<at::Tensor> parameters_of(const State& state) {
+  std::vector<at::Tensor> tensors;
+  for (const Parameter& parameter : state.parameters)
+    if (!parameter.buffer) tensors.push_back(parameter.tensor);
+  return tensors;
+}
+
 // One pass of a probe. The first one is over when its backward begins.
 void run(const std::shared_ptr<State>& state, const std::shared_ptr<Probe>& probe, Probe::Pass pass,
          const std::function<void()>& step) {
@@ -80,6 +89,7 @@ void run(const std::shared_ptr<State>& state, const std::shared_ptr<Probe>& prob
   } attached{*state};
   probe->begin(pass);
   state->probe = probe;
+  const Undone undone(parameters_of(*state));
   const Entry entry(state);
   try {
     step();
@@ -142,6 +152,7 @@ void learn_sites(const std::shared_ptr<State>& state, const std::function<void()
   TORCH_CHECK(!state->entered, "calibrate cannot run inside the controller's block");
   if (state->steps > 0) return;
   {
+    const Undone undone(parameters_of(*state));
     const Entry entry(state);
     step();
   }

@@ -168,6 +168,22 @@ TEST(Controller, CalibratesAndPlans) {
   EXPECT_NEAR(report.plan->held_bytes, report.held_bytes, 0.01 * report.held_bytes);
 }
 
+TEST(Controller, CalibrateUndoesWhatAStepWritesToParameters) {
+  Uneven model;
+  const torch::Tensor x = torch::randn({128, 256});
+  torch::Tensor weight = model.parameters()[0];
+  const torch::Tensor before = weight.clone();
+  Controller fold(model, options_with(3.5));
+  fold.calibrate([&] {
+    {
+      const torch::NoGradGuard no_grad;
+      weight.mul_(0.9);
+    }
+    model.forward(x).backward();
+  });
+  EXPECT_TRUE(weight.equal(before));
+}
+
 TEST(Controller, CalibrateWantsBackward) {
   Uneven model;
   const torch::Tensor x = torch::randn({128, 256});
