@@ -293,14 +293,29 @@ class Controller:
         write_plan(path, self.plan())
 
     def state_dict(self) -> dict[str, Any]:
-        """What was learned, measured and planned: a run that takes it up makes the same packets."""
-        return self._core.state()
+        """What was learned, measured and planned: a run that takes it up makes the same packets.
+
+        JSON can hold it. What a probe step has left to be measured is measured now.
+        """
+        if self._probes is not None:
+            self._probes.settle()
+        return self._state()
+
+    def _state(self) -> dict[str, Any]:
+        probe = None if self._probes is None else self._probes.state()
+        return {**self._core.state(), "probe": probe}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Takes up where `state_dict` was called, for the same model."""
         if not isinstance(state, dict) or "sites" not in state:
             raise TypeError("state must be a dict that state_dict() made")
-        self._core.load_state(state)
+        try:
+            probe = _probe_state(state["probe"])
+            self._core.load_state(state)
+        except KeyError as error:
+            raise ValueError(f"state must be what state_dict() made, but has no {error}") from None
+        if self._probes is not None and probe is not None:
+            self._probes.load_state(probe)
 
     def _probe_due(self) -> bool:
         return self._probes is not None and self._probes.due(self.steps)
@@ -322,6 +337,16 @@ def _is_distributed() -> bool:
         and distributed.is_initialized()
         and distributed.get_world_size() > 1
     )
+
+
+def _probe_state(probe: Any) -> dict[str, Any] | None:
+    if probe is None:
+        return None
+    kinds = {"last": int, "again": bool, "replays": bool, "whole": bool}
+    for name, kind in kinds.items():
+        if type(probe[name]) is not kind:
+            raise ValueError(f"state: {name} of probe must be {kind.__name__}, got {probe[name]!r}")
+    return {name: probe[name] for name in kinds}
 
 
 def _cuda_device() -> int:

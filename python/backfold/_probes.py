@@ -11,7 +11,7 @@ import torch
 
 from backfold import _C
 from backfold._options import ProbeSchedule
-from backfold._replay import ModelCall, Recorder
+from backfold._replay import ModelCall, Recorder, record_whole, records_whole
 
 # Places that the plan does not know ask for a probe, but not at every step: a model that differs
 # from step to step would be measured all the time.
@@ -59,6 +59,7 @@ class Probes:
         self._warned = -_STEPS_BETWEEN_WARNINGS
         self._recorder: Recorder | None = None
         self._call: ModelCall | None = None
+        self._watches = False  # the block that is open
         self._waits = False  # for the backward of a step that was watched
         self._handles: list[Any] = []
         self._last = 0  # step that was watched
@@ -82,6 +83,7 @@ class Probes:
             return
         self._last = self._core.steps + 1
         self._again = False
+        self._watches = True
         self._core.begin_own_probe(self._model is not None)
         if self._model is not None:
             self._recorder = ModelCall.watch(self._model, self._fraction, self._core.model_returned)
@@ -99,12 +101,43 @@ class Probes:
         for handle in self._handles:
             handle.remove()
         self._handles = []
-        self._waits |= self._last == self._core.steps
+        self._waits |= self._watches and self._last == self._core.steps
+        self._watches = False
 
     def forget(self) -> None:
         """A step that waits for its backward is not measured: something better is at hand."""
-        self._waits = False
+        self._watches = self._waits = False
         self._call = None
+        self._core.forget_own_probe()
+
+    def settle(self) -> None:
+        """Nothing waits afterwards, so that state() says all.
+
+        What waits is measured now. If its backward has not come yet, nobody can take that up: the
+        next step is watched in its place, in this run as in one that loads the state.
+        """
+        if self._watches or (self._waits and self._comes_later()):
+            self.forget()
+            self._again = True
+        elif self._waits:
+            self._measure()
+
+    def state(self) -> dict[str, Any]:
+        model = self._model
+        return {
+            "last": self._last,
+            "again": self._again or self._watches or self._waits,
+            "replays": model is not None,
+            "whole": model is not None and records_whole(model),
+        }
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        self.forget()
+        self._last, self._again = state["last"], state["again"]
+        if not state["replays"]:
+            self._model = None
+        elif state["whole"] and self._model is not None:
+            record_whole(self._model)
 
     def _comes_later(self) -> bool:
         return self._call.waits if self._call is not None else not self._core.own_probe_ran

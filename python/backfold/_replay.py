@@ -27,6 +27,20 @@ from backfold._module_state import Writes
 _only_whole: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
 
 
+def records_whole(model: torch.nn.Module) -> bool:
+    """Whether calls of a model are recorded with the whole batch, whatever `fraction` says."""
+    return _own_module(model) in _only_whole
+
+
+def record_whole(model: torch.nn.Module) -> None:
+    _only_whole.add(_own_module(model))
+
+
+def _own_module(model: torch.nn.Module) -> torch.nn.Module:
+    """What DistributedDataParallel does around its module belongs to the user's step alone."""
+    return model.module if isinstance(model, DistributedDataParallel) else model
+
+
 class ModelCall:
     """The first call of a model inside a block with gradients enabled, to be run again.
 
@@ -51,9 +65,8 @@ class ModelCall:
         fraction: float,
         on_return: Callable[[list[tuple[torch.Tensor, int]]], None] | None = None,
     ) -> None:
-        # What DistributedDataParallel does around its module belongs to the user's step alone.
-        self._model = model.module if isinstance(model, DistributedDataParallel) else model
-        self._fraction = 1.0 if self._model in _only_whole else fraction
+        self._model = _own_module(model)
+        self._fraction = 1.0 if records_whole(model) else fraction
         self._handles: list[Any] = []
         self._on_return = on_return
         self._forget(
@@ -204,7 +217,7 @@ class ModelCall:
             raise
         except Exception:
             if self.share < 1:
-                _only_whole.add(self._model)
+                record_whole(self._model)
             raise
 
     def _forget(self, obstacle: str) -> None:

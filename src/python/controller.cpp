@@ -146,6 +146,8 @@ class PyController {
     return probe->finish_own(rest, tangents, state.epsilon);
   }
 
+  void forget_own_probe() { controller_.state().own_probe.reset(); }
+
   // (ratio, sites that add most, value of the target that would do), or None.
   py::object noise() {
     const auto noise = torch_layer::noise_of(controller_.state());
@@ -256,6 +258,7 @@ void add_controller(py::module_& module) {
       .def("inside_model", &PyController::inside_model)
       .def("model_returned", &PyController::model_returned)
       .def("finish_own_probe", &PyController::finish_own_probe)
+      .def("forget_own_probe", &PyController::forget_own_probe)
       .def("noise", &PyController::noise)
       .def("state", &PyController::state)
       .def("load_state", &PyController::load_state)

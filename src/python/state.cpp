@@ -2,7 +2,10 @@
 
 #include "python/state.h"
 
+#include <ATen/Functions.h>
 #include <pybind11/stl.h>
+
+#include <cstring>
 
 namespace backfold::python {
 namespace {
@@ -89,6 +92,29 @@ Sensitivity as_sensitivity(const py::handle& object) {
   return sensitivity;
 }
 
+// Numbers of a tensor as JSON can hold them, bit for bit and in little space: a data set has as
+// many norms as samples, and that at every site.
+py::object as_object(const at::Tensor& tensor) {
+  if (!tensor.defined()) return py::none();
+  const at::Tensor values = tensor.to(at::kCPU, at::kFloat).contiguous();
+  const py::bytes bytes(static_cast<const char*>(values.const_data_ptr()), values.nbytes());
+  return py::dict(
+      py::arg("shape") = values.sizes().vec(),
+      py::arg("float32") = py::module_::import("base64").attr("b64encode")(bytes).attr("decode")());
+}
+
+at::Tensor as_tensor(const std::string& site, const py::handle& object) {
+  if (object.is_none()) return {};
+  const auto bytes =
+      py::module_::import("base64").attr("b64decode")(object["float32"]).cast<std::string>();
+  const at::Tensor values =
+      at::empty(object["shape"].cast<std::vector<std::int64_t>>(), at::kFloat);
+  TORCH_CHECK_VALUE(bytes.size() == values.nbytes(), "state: a tensor of \"", site, "\" has ",
+                    values.sizes(), " numbers in ", bytes.size(), " bytes");
+  std::memcpy(values.mutable_data_ptr(), bytes.data(), bytes.size());
+  return values;
+}
+
 py::dict as_dict(const SiteRecord& record, const Policy& policy) {
   py::dict dict;
   dict["name"] = record.name;
@@ -100,6 +126,7 @@ py::dict as_dict(const SiteRecord& record, const Policy& policy) {
   dict["tried"] = record.tried;
   dict["zero_exact"] = record.zero_exact;
   dict["last_step"] = record.last_step;
+  dict["lossy_step"] = record.lossy_step;
   dict["choice"] = as_object(record.choice, policy);
   dict["sensitivity"] = as_dict(record.sensitivity);
   dict["elements"] = record.reference.elements;
@@ -108,10 +135,9 @@ py::dict as_dict(const SiteRecord& record, const Policy& policy) {
   dict["groups"] = record.reference.groups;
   dict["rule"] = record.rule;
   dict["shares"] = record.shares;
-  for (const auto& [name, tensor] : {std::pair("ranges", record.ranges), {"norms", record.norms}}) {
-    dict[name] = py::none();
-    if (tensor.defined()) dict[name] = tensor.clone();
-  }
+  dict["ranges"] = as_object(record.ranges);
+  dict["norms"] = as_object(record.norms);
+  dict["scores"] = as_object(record.scores);
   return dict;
 }
 
@@ -126,6 +152,7 @@ SiteRecord as_record(const py::handle& object, const Policy& policy) {
   record.tried = object["tried"].cast<bool>();
   record.zero_exact = object["zero_exact"].cast<bool>();
   record.last_step = object["last_step"].cast<std::int64_t>();
+  record.lossy_step = object["lossy_step"].cast<std::int64_t>();
   if (!object["choice"].is_none()) record.choice = as_choice(record.name, object["choice"], policy);
   record.sensitivity = as_sensitivity(object["sensitivity"]);
   record.reference.elements = object["elements"].cast<std::int64_t>();
@@ -134,8 +161,9 @@ SiteRecord as_record(const py::handle& object, const Policy& policy) {
   record.reference.groups = object["groups"].cast<decltype(Footprint::groups)>();
   record.rule = object["rule"].cast<int>();
   record.shares = object["shares"].cast<decltype(SiteRecord::shares)>();
-  if (!object["ranges"].is_none()) record.ranges = object["ranges"].cast<at::Tensor>().clone();
-  if (!object["norms"].is_none()) record.norms = object["norms"].cast<at::Tensor>().clone();
+  record.ranges = as_tensor(record.name, object["ranges"]);
+  record.norms = as_tensor(record.name, object["norms"]);
+  record.scores = as_tensor(record.name, object["scores"]);
   return record;
 }
 
@@ -149,6 +177,7 @@ py::dict summary_as_dict(const ReportPlan& plan) {
   dict["mean_bits"] = plan.mean_bits;
   dict["error"] = plan.error;
   dict["uniform_error"] = plan.uniform_error;
+  dict["kept"] = plan.kept;
   return dict;
 }
 
@@ -163,6 +192,8 @@ py::dict state_as_dict(torch_layer::State& state) {
   dict["unique_bytes"] = state.reference.unique_bytes;
   dict["plan"] = py::none();
   if (state.plan) dict["plan"] = summary_as_dict(*state.plan);
+  dict["gradient_energy"] = state.gradient_energy;
+  dict["outgrown"] = state.outgrown;
   dict["wants_scores"] = state.scores == torch_layer::State::Scores::kWanted;
   dict["guard"] = py::none();
   if (state.guard) {
@@ -193,6 +224,8 @@ void take_state(torch_layer::State& state, const py::dict& dict) {
   const auto seed = dict["seed"].cast<std::uint64_t>();
   const auto bits = dict["bits"].cast<std::optional<int>>();
   const auto wants_scores = dict["wants_scores"].cast<bool>();
+  const auto outgrown = dict["outgrown"].cast<bool>();
+  const auto gradient_energy = dict["gradient_energy"].cast<std::optional<double>>();
   const torch_layer::StepReference reference{dict["saved_bytes"].cast<std::int64_t>(),
                                              dict["fixed_bytes"].cast<std::int64_t>(),
                                              dict["unique_bytes"].cast<std::int64_t>()};
@@ -204,14 +237,19 @@ void take_state(torch_layer::State& state, const py::dict& dict) {
             given["mean_bits"].cast<double>(),
             given["error"].cast<double>(),
             given["uniform_error"].cast<double>(),
-            {}};
-  state.sites->take(std::move(records));
+            given["kept"].cast<std::vector<std::string>>()};
+  state.sites->check(records);
+  std::unique_ptr<torch_layer::Guard> guard = torch_layer::guard_for(state, seed);
+  if (const py::object given = dict["guard"]; !given.is_none() && guard)
+    guard->load({given["counters"].cast<std::vector<std::int64_t>>(),
+                 given["values"].cast<std::vector<double>>()});
+  state.sites->take(records);
+  state.guard = std::move(guard);
   state.steps = steps;
   state.options.seed = seed;
-  torch_layer::watch_gradients(state);
-  if (const py::object guard = dict["guard"]; !guard.is_none() && state.guard)
-    state.guard->load({guard["counters"].cast<std::vector<std::int64_t>>(),
-                       guard["values"].cast<std::vector<double>>()});
+  state.outgrown = outgrown;
+  state.gradient_energy = gradient_energy;
+  state.own_probe.reset();
   using Scores = torch_layer::State::Scores;
   state.scores = wants_scores ? Scores::kWanted : Scores::kKnown;
   state.options.bits = bits;
@@ -221,7 +259,7 @@ void take_state(torch_layer::State& state, const py::dict& dict) {
 
 py::dict plan_as_dict(const torch_layer::State& state) {
   py::dict sites;
-  for (const SiteRecord& record : state.sites->records()) {
+  for (const SiteRecord& record : state.sites->records_by_name()) {
     if (!record.choice || !record.root.empty()) continue;
     py::dict site = as_object(record.choice, state.policy);
     site["elements"] = record.reference.elements;

@@ -81,7 +81,8 @@ Status pack_with(const RangedFormat& format, const Packing& to) {
   at::Tensor used = own;
   if (to.memory) {
     at::Tensor& running = to.memory->ranges;
-    if (running.defined() && running.sizes() == own.sizes() && running.device() == own.device()) {
+    if (running.defined() && running.sizes() == own.sizes()) {
+      running = running.to(own.device());  // a state that was loaded comes on a CPU
       used = at::stack({at::minimum(running.select(1, 0), own.select(1, 0)),
                         at::maximum(running.select(1, 1), own.select(1, 1))},
                        1);

@@ -215,7 +215,7 @@ static void tell_of_kept(State& state) {
 
 void replan(State& state) {
   if (state.combine_tables) {
-    std::vector<SiteRecord> records = state.sites->records();
+    std::vector<SiteRecord> records = state.sites->records_by_name();  // as in every process
     state.combine_tables(records);
     state.sites->take_tables(records);
   }

@@ -136,7 +136,9 @@ int least_width(const State& state);
 // The width of tensors without a plan where so few bits are wanted that errors multiply each other.
 std::optional<int> noisy_width(const State& state);
 
-// Watches the gradients of the parameters as they are listed now.
+// A guard of the parameters as they are listed now; null where none is wanted.
+std::unique_ptr<Guard> guard_for(const State& state, std::uint64_t seed);
+// Watches their gradients from now on.
 void watch_gradients(State& state);
 
 // How the error that the plan expects compares with the gradient's own variance.

@@ -42,13 +42,14 @@ std::optional<double> needed_for(const State& state, double allowed) {
 
 }  // namespace
 
-void watch_gradients(State& state) {
-  state.guard.reset();
-  if (!state.target) return;
+std::unique_ptr<Guard> guard_for(const State& state, std::uint64_t seed) {
+  if (!state.target || state.parameters.empty()) return nullptr;
   std::vector<at::Tensor> parameters;
   for (const Parameter& parameter : state.parameters) parameters.push_back(parameter.tensor);
-  if (!parameters.empty()) state.guard = std::make_unique<Guard>(parameters, state.options.seed);
+  return std::make_unique<Guard>(parameters, seed);
 }
+
+void watch_gradients(State& state) { state.guard = guard_for(state, state.options.seed); }
 
 std::optional<Noise> noise_of(State& state) {
   if (!state.guard || !state.plan || !state.target) return std::nullopt;

@@ -372,7 +372,8 @@ PlanSummary make_plan(SiteTable& sites, const StepReference& reference, const Ta
 
 bool has_unknown_sites(const SiteTable& sites, std::int64_t step) {
   return std::any_of(sites.sites().begin(), sites.sites().end(), [step](const Site& site) {
-    return !site.root && !site.tried && site.ledger.step == step && site.ledger.lossy.elements > 0;
+    const bool is_lossy = site.ledger.step == step && site.ledger.lossy.elements > 0;
+    return !site.root && !site.tried && (is_lossy || site.lossy_step == step);
   });
 }
 

@@ -30,8 +30,9 @@ class NormHook : public torch::autograd::FunctionPreHook {
       const at::Tensor ids = samples_.ids.to(gradient.device());
       for (const auto& memory : memories_) {
         at::Tensor& known = memory->norms;
-        if (!known.defined() || known.numel() != samples_.count || known.device() != norms.device())
+        if (!known.defined() || known.numel() != samples_.count)
           known = at::zeros({samples_.count}, norms.options());
+        known = known.to(norms.device());  // a state that was loaded comes on a CPU
         known.index_copy_(0, ids, norms);
       }
       break;
@@ -53,8 +54,9 @@ class NormHook : public torch::autograd::FunctionPreHook {
 bool weigh_samples(CodecMemory& memory, const SampleIds& samples, const at::Tensor& tensor) {
   memory.weights.reset();
   if (!samples.ids.defined() || samples.ids.numel() != tensor.size(0)) return false;
-  if (!memory.norms.defined() || memory.norms.device() != tensor.device()) return true;
+  if (!memory.norms.defined()) return true;
   const at::AutoGradMode no_grad(false);
+  memory.norms = memory.norms.to(tensor.device());
   const at::Tensor weights = memory.norms.index_select(0, samples.ids.to(tensor.device())).square();
   const at::Tensor known = weights.gt(0);
   const at::Tensor mean = weights.sum().div(known.sum().clamp_min(1));

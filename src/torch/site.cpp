@@ -120,22 +120,29 @@ Site& SiteTable::site(std::uint32_t landmark, const Operator& op, int slot, int 
                             static_cast<std::uint64_t>(occurrence & 0xff);
   Site*& site = index_[key];
   if (!site) {
-    site = &sites_.emplace_back();
+    const int arguments = static_cast<int>(op.slots.size());
+    const std::string name =
+        slot < arguments ? op.slots[slot] : "result." + std::to_string(slot - arguments);
+    site = &named(landmarks_[landmark].name + '/' + op.name + '/' + name + '/' +
+                  std::to_string(occurrence));
     site->path = landmarks_[landmark].path;
     site->op = &op;
-    const int arguments = static_cast<int>(op.slots.size());
-    site->slot = slot < arguments ? op.slots[slot] : "result." + std::to_string(slot - arguments);
+    site->slot = name;
     site->occurrence = occurrence;
-    site->name = landmarks_[landmark].name + '/' + op.name + '/' + site->slot + '/' +
-                 std::to_string(occurrence);
-    site->hash = hash_of(site->name);
-    by_name_.emplace(site->name, site);
-    if (const auto found = expected_.find(site->name); found != expected_.end())
-      apply(found->second, *site);
     if (const auto found = expected_choices_.find(site->name); found != expected_choices_.end())
       site->choice = found->second;
   }
   return *site;
+}
+
+Site& SiteTable::named(const std::string& name) {
+  const auto [entry, added] = by_name_.try_emplace(name, nullptr);
+  if (added) {
+    entry->second = &sites_.emplace_back();
+    entry->second->name = name;
+    entry->second->hash = hash_of(name);
+  }
+  return *entry->second;
 }
 
 void SiteTable::check_landmark(const std::string& site) const {
@@ -159,15 +166,18 @@ void SiteTable::apply(const SiteRecord& record, Site& site) {
   site.tried = record.tried;
   site.zero_exact = record.zero_exact;
   site.last_step = record.last_step;
+  site.lossy_step = record.lossy_step;
   site.choice = record.choice;
   site.sensitivity = record.sensitivity;
   site.reference = record.reference;
   site.rule = record.rule;
   site.shares = record.shares;
-  if (record.ranges.defined() || record.norms.defined()) {
+  site.memory.reset();
+  if (record.ranges.defined() || record.norms.defined() || record.scores.defined()) {
     site.memory = std::make_shared<CodecMemory>();
     site.memory->ranges = record.ranges;
     site.memory->norms = record.norms;
+    site.memory->scores = record.scores;
   }
 }
 
@@ -176,24 +186,34 @@ std::vector<SiteRecord> SiteTable::records() const {
   for (const Site& site : sites_)
     records.push_back({site.name, site.alive, site.sign, site.root ? site.root->name : "",
                        site.floor, site.served_floor, site.tried, site.zero_exact, site.last_step,
+                       site.ledger.lossy.elements > 0 ? site.ledger.step : site.lossy_step,
                        site.choice, site.sensitivity, site.reference, site.rule, site.shares,
                        site.memory ? site.memory->ranges : at::Tensor(),
-                       site.memory ? site.memory->norms : at::Tensor()});
-  for (const auto& [name, record] : expected_)
-    if (!by_name_.contains(name)) records.push_back(record);
+                       site.memory ? site.memory->norms : at::Tensor(),
+                       site.memory ? site.memory->scores : at::Tensor()});
+  return records;
+}
+
+std::vector<SiteRecord> SiteTable::records_by_name() const {
+  std::vector<SiteRecord> records = this->records();
   std::sort(records.begin(), records.end(),
             [](const SiteRecord& a, const SiteRecord& b) { return a.name < b.name; });
   return records;
 }
 
-void SiteTable::take(std::vector<SiteRecord> records) {
+void SiteTable::check(const std::vector<SiteRecord>& records) const {
   for (const SiteRecord& record : records) check_landmark(record.name);
-  for (SiteRecord& record : records) {
-    if (const auto found = by_name_.find(record.name); found != by_name_.end())
-      apply(record, *found->second);
-    const std::string name = record.name;
-    expected_[name] = std::move(record);
+}
+
+void SiteTable::take(const std::vector<SiteRecord>& records) {
+  for (Site& site : sites_) {
+    apply({}, site);
+    // Steps that were made have not happened: their numbers come again.
+    site.ledger = {};
+    site.draws_step = -1;
   }
+  for (const SiteRecord& record : records) named(record.name);
+  for (const SiteRecord& record : records) apply(record, *by_name_.at(record.name));
 }
 
 void SiteTable::take_tables(const std::vector<SiteRecord>& records) {

@@ -106,9 +106,9 @@ struct Sensitivity {
 const char* name_of(Sensitivity::Estimate estimate);
 
 struct Site {
-  std::uint32_t path = 0;  // of the module, as last seen
-  bool placed = false;     // whether a module was seen
-  const Operator* op = nullptr;
+  std::uint32_t path = 0;        // of the module, as last seen
+  bool placed = false;           // whether a module was seen
+  const Operator* op = nullptr;  // null while a record alone knows of the site
   std::string slot;
   int occurrence = 0;
   std::string name;        // landmark/op/slot/occurrence; the same in every run
@@ -131,6 +131,8 @@ struct Site {
   bool tried = false;           // a plan was made that knew of this site
   bool zero_exact = false;      // its packets keep zeros and signs
   std::int64_t last_step = -1;  // that packed something here
+  // As last_step, for packets whose width was a matter of choice; of a step that another run made.
+  std::int64_t lossy_step = -1;
 
   // Of a codec that the user named.
   int rule = -1;  // that the last packet was made by
@@ -163,13 +165,13 @@ struct SiteRecord {
   std::string root;  // its name; empty for a site that packs
   int floor = 0, served_floor = 0;
   bool tried = false, zero_exact = false;
-  std::int64_t last_step = -1;
+  std::int64_t last_step = -1, lossy_step = -1;
   std::optional<Choice> choice;
   Sensitivity sensitivity;
   Footprint reference;
   int rule = -1;
   std::array<double, 8> shares{};
-  at::Tensor ranges, norms;  // what codecs remember, where they do
+  at::Tensor ranges, norms, scores;  // what codecs remember, where they do
 };
 
 class SiteTable {
@@ -194,13 +196,18 @@ class SiteTable {
   Site& site(std::uint32_t landmark, const Operator& op, int slot, int occurrence);
   bool keeps(const Site& site) const { return paths_[site.path].keep; }
   const Path& path_of(const Site& site) const { return paths_[site.path]; }
+  // In the order in which sites were found, which plans follow.
   std::vector<SiteRecord> records() const;
-  // Gives sites what a record knows of them: now, or when they are first seen. Raises ValueError,
-  // having changed nothing, for a site at a parameter that this model does not have.
-  void take(std::vector<SiteRecord> records);
+  std::vector<SiteRecord> records_by_name() const;
+  // Raises ValueError for a record of a site at a parameter that this model does not have.
+  void check(const std::vector<SiteRecord>& records) const;
+  // Makes sites what records that were checked know of them, and those that are not there. Of other
+  // sites nothing is known afterwards.
+  void take(const std::vector<SiteRecord>& records);
   // Of known sites the sensitivities and footprints alone.
   void take_tables(const std::vector<SiteRecord>& records);
-  // As take(), for choices alone.
+  // Gives sites their choices, now or when they are first seen. Raises as check(), having changed
+  // nothing.
   void take_choices(std::vector<std::pair<std::string, Choice>> choices);
   std::deque<Site>& sites() { return sites_; }
   const std::deque<Site>& sites() const { return sites_; }
@@ -214,9 +221,9 @@ class SiteTable {
   std::deque<Site> sites_;
   ska::flat_hash_map<std::uint64_t, Site*> index_;
   std::unordered_map<std::string, Site*> by_name_;
-  std::unordered_map<std::string, SiteRecord> expected_;  // of sites not yet seen
   std::unordered_map<std::string, Choice> expected_choices_;
 
+  Site& named(const std::string& name);  // makes one that is not there
   void check_landmark(const std::string& site) const;
   void apply(const SiteRecord& record, Site& site);
 };

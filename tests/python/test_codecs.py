@@ -7,6 +7,7 @@ import backfold
 import pytest
 import torch
 from backfold import codecs
+from states import tensor_in
 
 TYPES = [torch.float32, torch.float16, torch.bfloat16, torch.float64]
 UNBIASED = [
@@ -154,7 +155,7 @@ def test_ranges_run(device):
             loss = model(scale * torch.randn(256, 64, device=device)).square().sum()
         loss.backward()
         (site,) = (s for s in fold.state_dict()["sites"] if "addmm" in s["name"])
-        ranges.append(site["ranges"])
+        ranges.append(tensor_in(site["ranges"]))
     own = ranges[0]
     assert own.shape == (64, 2) and (own[:, 0] < own[:, 1]).all()
     # Nine tenths of what was, one of what came.

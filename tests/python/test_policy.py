@@ -8,6 +8,7 @@ import backfold
 import pytest
 import torch
 from backfold import codecs
+from states import tensor_in
 from test_plan import train
 from torch import nn
 from torch.nn import functional
@@ -277,7 +278,8 @@ def test_samples_are_ranked_by_their_own_last_gradients(device):
             step(fold)
         norms = [site["norms"] for site in fold.state_dict()["sites"] if site["norms"] is not None]
         assert bool(norms) == known
-        for table in norms:
+        for one in norms:
+            table = tensor_in(one)
             assert table[100:116].all() and not table[:100].any()
         errors[known] = 0.0
         for _ in range(20):
