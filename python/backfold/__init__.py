@@ -12,11 +12,8 @@
 True
 """
 
-from importlib.metadata import version as _version
-
+from backfold._build_info import VERSION as __version__
 from backfold._torch_version import require_supported_torch as _require_supported_torch
-
-__version__ = _version("backfold")
 
 _require_supported_torch()
 
