@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import copy
 import fnmatch
 import os
 import threading
@@ -167,8 +168,31 @@ class Controller:
                 "sync=True needs tables combined across processes, which Backfold does not do yet: "
                 "sync=False lets each plan alone, adaptive=False or plan= need no tables"
             )
+        keep = (keep,) if isinstance(keep, (str, torch.nn.Module)) else tuple(keep)
+        menu = tuple(menu)
+        # What a copy is made with.
+        self._options = {
+            "model": model,
+            "bits": bits,
+            "ratio": ratio,
+            "budget": budget,
+            "level": level,
+            "adaptive": adaptive,
+            "plan": given,
+            "codec": codec,
+            "menu": menu,
+            "keep": keep,
+            "min_bytes": min_bytes,
+            "seed": seed,
+            "probe_steps": schedule.steps,
+            "probe_every": probe_every,
+            "probe_fraction": probe_fraction,
+            "replay": replay,
+            "sync": sync,
+            "on_noise": on_noise,
+        }
         self._model = model
-        self._keep = (keep,) if isinstance(keep, (str, torch.nn.Module)) else tuple(keep)
+        self._keep = keep
         self._held_open = 0  # by calibrate(), and by blocks inside it
         if level in LEVEL_CODECS and codec is not None:
             raise ValueError(f"level={level!r} brings its own codec: codec cannot be given, too")
@@ -200,6 +224,37 @@ class Controller:
         self._core.list_model(
             [(module, path, path in kept, rules[path]) for path, module in modules.items()], tensors
         )
+
+    # A model may own its controller. Copies of it, and what is pickled of it, go on with the state
+    # of the original, as for a checkpoint: fresh ones would measure, and round, as at step 1. While
+    # a copy is made its model is not whole yet, so it is built when it is first used.
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"options": self._options, "state": self.state_dict()}
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Controller:
+        made = object.__new__(type(self))
+        memo[id(self)] = made
+        # A probe that waits stays with the original; the copy takes one of its own.
+        state = {"options": self._options, "state": self._state()}
+        made.__setstate__(copy.deepcopy(state, memo))
+        return made
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__["_to_build"] = state
+
+    def __getattr__(self, name: str) -> Any:
+        to_build = self.__dict__.pop("_to_build", None)
+        if to_build is None:
+            raise AttributeError(f"'Controller' object has no attribute '{name}'")
+        options = dict(to_build["options"])
+        try:
+            self.__init__(options.pop("model"), **options)
+            self.load_state_dict(to_build["state"])
+        except BaseException:
+            self.__dict__ = {"_to_build": to_build}
+            raise
+        return getattr(self, name)
 
     def __enter__(self) -> Controller:
         if self._held_open:

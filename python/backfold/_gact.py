@@ -22,6 +22,9 @@ class GactController:
         self.fold = fold
         self._installed = False
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {"fold": self.fold, "_installed": False}  # hooks belong to the original
+
     def install_hook(self) -> None:
         """From now on, what autograd saves is folded away."""
         if self._installed:

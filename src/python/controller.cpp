@@ -171,7 +171,8 @@ class PyController {
   void load_plan(const py::dict& dict) { take_plan(controller_.state(), dict); }
 
   void combine_tables_by(const py::function& combine) {
-    python::combine_tables_by(controller_.state(), combine);
+    combine_ = combine;
+    python::combine_tables_by(controller_.state(), combine_);
   }
 
   bool unmet_samples() { return controller_.state().unmet_samples; }
@@ -181,13 +182,46 @@ class PyController {
   std::int64_t steps() const { return controller_.steps(); }
   Report report() const { return controller_.report(); }
 
+  // For the garbage collector: a module may hold the controller that lists it.
+  int traverse(visitproc visit, void* arg) const {
+    for (const py::object& module : listed_) Py_VISIT(module.ptr());
+    Py_VISIT(combine_.ptr());
+    return 0;
+  }
+  void clear() {
+    const auto listed = std::exchange(listed_, {});  // what they hold may lead back here
+    const auto combine = std::exchange(combine_, {});
+  }
+
  private:
   Controller controller_;
   std::optional<Controller::Scope> scope_;
   std::vector<py::object> listed_;
+  py::object combine_;
   std::unordered_map<std::string, std::uint32_t> paths_;
   bool keeps_ = false;
 };
+
+// The controller of an object whose constructor is done; null before.
+PyController* controller_in(PyObject* self) {
+  auto* instance = reinterpret_cast<py::detail::instance*>(self);
+  return instance->get_value_and_holder().holder_constructed() ? py::cast<PyController*>(self)
+                                                               : nullptr;
+}
+
+void make_collectable(PyHeapTypeObject* heap_type) {
+  PyTypeObject* type = &heap_type->ht_type;
+  type->tp_flags |= Py_TPFLAGS_HAVE_GC;
+  type->tp_traverse = [](PyObject* self, visitproc visit, void* arg) {
+    Py_VISIT(Py_TYPE(self));
+    const PyController* controller = controller_in(self);
+    return controller ? controller->traverse(visit, arg) : 0;
+  };
+  type->tp_clear = [](PyObject* self) {
+    if (PyController* controller = controller_in(self)) controller->clear();
+    return 0;
+  };
+}
 
 py::dict row_as_dict(const ReportRow& row) {
   py::dict dict;
@@ -242,7 +276,7 @@ void add_controller(py::module_& module) {
       .def("restore", &Originals::restore)
       .def("rewind", &Originals::rewind)
       .def("return_from_rewind", &Originals::return_from_rewind);
-  py::class_<PyController>(module, "Controller")
+  py::class_<PyController>(module, "Controller", py::custom_type_setup(make_collectable))
       .def(py::init<const std::string&, double, bool, std::int64_t, std::uint64_t, bool,
                     const std::vector<PyRule>&,
                     const std::vector<std::pair<std::string, py::dict>>&>())

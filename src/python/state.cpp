@@ -208,7 +208,7 @@ py::dict state_as_dict(torch_layer::State& state) {
   return dict;
 }
 
-void combine_tables_by(torch_layer::State& state, const py::function& combine) {
+void combine_tables_by(torch_layer::State& state, py::handle combine) {
   state.combine_tables = [combine, &policy = state.policy](std::vector<SiteRecord>& records) {
     py::list sites;
     for (const SiteRecord& record : records) sites.append(as_dict(record, policy));

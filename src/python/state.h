@@ -15,9 +15,9 @@ namespace backfold::python {
 pybind11::dict summary_as_dict(const ReportPlan& plan);
 
 pybind11::dict state_as_dict(torch_layer::State& state);
-// Before each plan `combine` gets what was measured, as the "sites" of state_as_dict(), and returns
-// what is planned by.
-void combine_tables_by(torch_layer::State& state, const pybind11::function& combine);
+// Before each plan `combine`, which the caller keeps alive, gets what was measured, as the "sites"
+// of state_as_dict(), and returns what is planned by.
+void combine_tables_by(torch_layer::State& state, pybind11::handle combine);
 // Raises, having changed nothing, for a state that is not one of this model.
 void take_state(torch_layer::State& state, const pybind11::dict& dict);
 
