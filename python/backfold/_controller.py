@@ -260,13 +260,19 @@ class Controller:
         if self._held_open:
             self._held_open += 1
             return self
+        self._core.expect_enterable()
         device = _cuda_device()
         if self._model is not None and self._core.stale:
             self._list_model()
-        if self._probes is not None:
-            self._probes.before_step()
-        watch = self._core.wants_modules()
-        self._core.enter(device)
+        try:
+            if self._probes is not None:
+                self._probes.before_step()
+            watch = self._core.wants_modules()
+            self._core.enter(device)
+        except BaseException:
+            if self._probes is not None:
+                self._probes.cancel()
+            raise
         if watch:
             _module_hooks.open()
         self._watches = watch
@@ -279,6 +285,8 @@ class Controller:
         self._core.exit()
         if self._watches:
             _module_hooks.close()
+        if self._probes is not None:
+            self._probes.after_block()
         if self._core.unmet_samples and not exception[0]:
             warnings.warn(
                 "backfold: no tensor that is kept with per_sample=True has as many samples as "
@@ -287,8 +295,6 @@ class Controller:
             )
         if self._rules and self._core.steps == 1 and not exception[0]:
             warn_of_unmatched(self._rules, self._core.matched)
-        if self._probes is not None:
-            self._probes.after_block()
 
     @property
     def steps(self) -> int:
@@ -382,7 +388,11 @@ class Controller:
         `repeats` times inside it, each time with other rounding. The model, its gradients and
         generators are what they were before.
         """
-        return check_gradients(self, self._model, step, repeats)
+        self._core.pause_guard(True)  # these are no steps of training
+        try:
+            return check_gradients(self, self._model, step, repeats)
+        finally:
+            self._core.pause_guard(False)
 
 
 def _is_distributed() -> bool:

@@ -73,6 +73,8 @@ class Probes:
 
     def before_step(self) -> None:
         """Measures what the last step recorded, and records the next one where it is time."""
+        if torch.is_inference_mode_enabled():
+            return  # no step: nothing is saved there, and nothing can be run again
         if self._waits and self._core.steps - self._last < _PATIENCE and self._comes_later():
             return
         if self._waits:
@@ -93,7 +95,14 @@ class Probes:
                 self._model.register_forward_hook(self._model_ends, always_call=True),
             ]
 
-    def after_block(self) -> None:
+    def cancel(self) -> None:
+        """The block for which before_step() was called is not entered after all."""
+        self._stop_recording()
+        if self._watches:
+            self._watches, self._again, self._call = False, True, None
+            self._core.cancel_own_probe()
+
+    def _stop_recording(self) -> None:
         if self._recorder is not None:
             self._recorder.__exit__()
             self._recorder = None
@@ -101,6 +110,9 @@ class Probes:
         for handle in self._handles:
             handle.remove()
         self._handles = []
+
+    def after_block(self) -> None:
+        self._stop_recording()
         self._waits |= self._watches and self._last == self._core.steps
         self._watches = False
 
@@ -148,6 +160,7 @@ class Probes:
     def _model_ends(self, *_: object) -> None:
         self._core.inside_model(False)
 
+    @torch.inference_mode(False)  # where state_dict() is called in it
     def _measure(self) -> None:
         call, self._call, self._waits = self._call, None, False
         gain = 0.0

@@ -89,6 +89,13 @@ class PyController {
     return state.watches_modules;
   }
 
+  // Raises as enter() would where the block is open, or where torch takes no hooks.
+  void expect_enterable() {
+    if (controller_.state().entered) torch_layer::refuse_entered(controller_.state());
+    torch_layer::hook_installer().install();
+    torch_layer::hook_installer().uninstall();
+  }
+
   // `device` is that of the GPU whose allocations are counted, -1 for none.
   void enter(int device) {
     controller_.state().device.reset();
@@ -147,6 +154,10 @@ class PyController {
   }
 
   void forget_own_probe() { controller_.state().own_probe.reset(); }
+  // Of a step that was not entered after all.
+  void cancel_own_probe() { controller_.state().probe.reset(); }
+
+  void pause_guard(bool on) { torch_layer::pause_guard(controller_.state(), on); }
 
   // (ratio, sites that add most, value of the target that would do), or None.
   py::object noise() {
@@ -283,6 +294,7 @@ void add_controller(py::module_& module) {
       .def_property_readonly("matched", &PyController::matched)
       .def("list_model", &PyController::list_model)
       .def("wants_modules", &PyController::wants_modules)
+      .def("expect_enterable", &PyController::expect_enterable)
       .def("enter", &PyController::enter)
       .def("exit", &PyController::exit)
       .def("report", &PyController::report)
@@ -293,6 +305,8 @@ void add_controller(py::module_& module) {
       .def("model_returned", &PyController::model_returned)
       .def("finish_own_probe", &PyController::finish_own_probe)
       .def("forget_own_probe", &PyController::forget_own_probe)
+      .def("cancel_own_probe", &PyController::cancel_own_probe)
+      .def("pause_guard", &PyController::pause_guard)
       .def("noise", &PyController::noise)
       .def("state", &PyController::state)
       .def("load_state", &PyController::load_state)

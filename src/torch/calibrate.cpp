@@ -168,13 +168,9 @@ std::vector<at::Tensor> leaves_of(const State& state, const CalibrateOptions& op
 
 // Gradients meanwhile are none of the user's.
 struct Paused {
-  explicit Paused(const State& state) : guard(state.guard.get()) {
-    if (guard) guard->pause(true);
-  }
-  ~Paused() {
-    if (guard) guard->pause(false);
-  }
-  Guard* const guard;
+  explicit Paused(State& paused) : state(paused) { pause_guard(state, true); }
+  ~Paused() { pause_guard(state, false); }
+  State& state;
 };
 
 std::vector<Codec> menu_of(const Policy& policy) {

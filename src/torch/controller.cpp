@@ -84,11 +84,7 @@ void Controller::sample_ids(const at::Tensor& ids, std::int64_t count) {
 }
 
 Controller::Scope Controller::enter() {
-  if (state_->entered.exchange(true)) {
-    TORCH_CHECK(state_->thread == std::this_thread::get_id(),
-                "this controller is entered on another thread: give each thread its own");
-    TORCH_CHECK(false, "this controller is entered already: its block cannot be inside itself");
-  }
+  if (state_->entered.exchange(true)) torch_layer::refuse_entered(*state_);
   try {
     return Scope(std::make_unique<Entry>(state_));
   } catch (...) {

@@ -129,6 +129,7 @@ Entry::Entry(std::shared_ptr<State> state)
       outer_(current_entry),
       store_(options_now(*state_), state_->sites, state_->policy, state_->parameters),
       allocated_before_(allocated_bytes(state_->device)) {
+  hook_installer().install();  // first, as it may raise
   if (state_->options.observe_only && !allocated_before_) {
     allocations_ = std::make_shared<AllocationCount>();
     c10::ThreadLocalDebugInfo::_push(c10::DebugInfoKind::PROFILER_STATE, allocations_);
@@ -138,10 +139,9 @@ Entry::Entry(std::shared_ptr<State> state)
   observe_waiting(complete_waiting);
   observe_regions(observe_region);
   if (observes_calls()) observe_calls(observe_begin, observe_end);
-  hook_installer().install();
   state_->thread = std::this_thread::get_id();
   current_entry = this;
-  if (state_->guard && !state_->probing()) state_->guard->begin_step();
+  if (state_->guard && state_->guard_pauses == 0 && !state_->probing()) state_->guard->begin_step();
   const std::lock_guard lock(entered().mutex);
   entered().states.push_back(state_.get());
 }
@@ -233,6 +233,12 @@ void settle_scores(State& state) {
   if (state.scores != State::Scores::kTaken) return;
   plan_samples(*state.sites, state.policy);
   state.scores = State::Scores::kKnown;
+}
+
+void refuse_entered(const State& state) {
+  TORCH_CHECK(state.thread == std::this_thread::get_id(),
+              "this controller is entered on another thread: give each thread its own");
+  TORCH_CHECK(false, "this controller is entered already: its block cannot be inside itself");
 }
 
 bool missed(const void* module, bool replica) {

@@ -48,6 +48,7 @@ struct State {
   bool outgrown = false;         // a step was larger than the plan knew
   std::optional<double> noise;   // that the guard saw last
   std::unique_ptr<Guard> guard;  // of a model's parameters
+  int guard_pauses = 0;          // that are open: gradients meanwhile are none of the user's
   std::shared_ptr<Probe> probe;  // while one runs
   // Whether entries belong to a probe, not to the user.
   bool probing() const { return probe && probe->pass() != Probe::Pass::kUsersOwn; }
@@ -136,10 +137,15 @@ int least_width(const State& state);
 // The width of tensors without a plan where so few bits are wanted that errors multiply each other.
 std::optional<int> noisy_width(const State& state);
 
+// Raises, for a controller that is entered: RuntimeError.
+[[noreturn]] void refuse_entered(const State& state);
+
 // A guard of the parameters as they are listed now; null where none is wanted.
 std::unique_ptr<Guard> guard_for(const State& state, std::uint64_t seed);
 // Watches their gradients from now on.
 void watch_gradients(State& state);
+// Begins or ends a pause of the guard. Pauses may be inside one another.
+void pause_guard(State& state, bool on);
 
 // How the error that the plan expects compares with the gradient's own variance.
 struct Noise {

@@ -46,10 +46,17 @@ std::unique_ptr<Guard> guard_for(const State& state, std::uint64_t seed) {
   if (!state.target || state.parameters.empty()) return nullptr;
   std::vector<at::Tensor> parameters;
   for (const Parameter& parameter : state.parameters) parameters.push_back(parameter.tensor);
-  return std::make_unique<Guard>(parameters, seed);
+  auto guard = std::make_unique<Guard>(parameters, seed);
+  guard->pause(state.guard_pauses > 0);
+  return guard;
 }
 
 void watch_gradients(State& state) { state.guard = guard_for(state, state.options.seed); }
+
+void pause_guard(State& state, bool on) {
+  state.guard_pauses += on ? 1 : -1;
+  if (state.guard) state.guard->pause(state.guard_pauses > 0);
+}
 
 std::optional<Noise> noise_of(State& state) {
   if (!state.guard || !state.plan || !state.target) return std::nullopt;
