@@ -3,6 +3,8 @@
 #include "torch/saved.h"
 
 #include <ATen/Functions.h>
+#include <ATen/SequenceNumber.h>
+#include <ATen/record_function.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/saved_variable.h>
@@ -12,12 +14,10 @@
 namespace backfold::torch_layer {
 namespace {
 
-// Whether the node that is running is one of torch's own and its graph goes after it. Such a node
-// reads each of its tensors once, and no tensor of another node.
-bool reads_for_the_last_time() {
-  const auto node = torch::autograd::get_current_node();
-  if (!node || torch::autograd::get_current_graph_task_keep_graph()) return false;
-  return is_builtin(*node);
+// Whether a node runs, or will, what others wrote: it is the current node for them as well.
+bool has_hooks(torch::autograd::Node& node) {
+  return !node.tensor_pre_hooks().empty() || !node.pre_hooks().empty() ||
+         !node.retains_grad_hooks().empty() || !node.post_hooks().empty();
 }
 
 thread_local bool running_again = false;
@@ -26,6 +26,17 @@ thread_local bool running_again = false;
 
 RunningAgain::RunningAgain() { running_again = true; }
 RunningAgain::~RunningAgain() { running_again = false; }
+
+SavingNode SavingNode::newest() {
+  return {at::sequence_number::peek() - 1, at::RecordFunction::currentThreadId()};
+}
+
+bool SavingNode::reads_for_the_last_time() const {
+  const auto node = torch::autograd::get_current_node();
+  if (!node || node->sequence_nr() != number || node->thread_id() != thread) return false;
+  return !torch::autograd::get_current_graph_task_keep_graph() && is_builtin(*node) &&
+         !has_hooks(*node);
+}
 
 Saved::Saved(const at::Tensor& tensor, const Site& site, SitesAlive sites, View view, Kept kept,
              const Rule* rule)
@@ -71,7 +82,11 @@ bool Saved::is_large_on_cpu() const {
 }
 
 at::Tensor Saved::unpack() {
-  TORCH_CHECK(!let_go_, torch::autograd::ERR_BACKWARD_TWICE);
+  if (given_) {
+    auto storage = given_->storage.lock();
+    TORCH_CHECK(storage, torch::autograd::ERR_BACKWARD_TWICE);
+    return tensor_at(c10::Storage(std::move(storage)), given_->view, type_);
+  }
   check_unmodified();
   if (stand_in_ && stand_in_->tensor.defined()) return stand_in_->tensor;
   if (!running_again) check_reader();
@@ -96,8 +111,8 @@ at::Tensor Saved::unpack() {
   };
   at::Tensor tensor = std::visit(Restore{*this}, kept_);
   if (std::holds_alternative<std::shared_ptr<SharedPacket>>(kept_) && !stand_in_ &&
-      reads_for_the_last_time()) {
-    let_go_ = true;
+      node_.reads_for_the_last_time()) {
+    given_.emplace(tensor.storage().getWeakStorageImpl(), view_in_span(tensor, 0));
     kept_ = std::shared_ptr<SharedPacket>();
   }
   return tensor;

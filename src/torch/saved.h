@@ -7,7 +7,9 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
 #include <memory>
+#include <optional>
 #include <variant>
 
 #include "torch/shared_packet.h"
@@ -42,6 +44,18 @@ class RunningAgain {
   RunningAgain& operator=(const RunningAgain&) = delete;
 };
 
+// The node that saves a tensor, told without a pointer to it: it was made on the saving thread, and
+// no other since. Where another was, as inside some operators, none is found.
+struct SavingNode {
+  std::uint64_t number = 0, thread = 0;
+
+  static SavingNode newest();
+  // Whether the node itself is what runs now, is one of torch's own, and will be let go after it.
+  // Such a node reads each of its tensors once. One with hooks is never found: they run as it does,
+  // before and after it, and may read what it saved.
+  bool reads_for_the_last_time() const;
+};
+
 class Saved {
  public:
   // A reference, geometry, one of the objects that readers share, or a probe's.
@@ -54,9 +68,9 @@ class Saved {
   Saved(const at::Tensor& tensor, const Site& site, SitesAlive sites, View view, Kept kept,
         const Rule* rule);
 
-  // The tensor, as its backward node may see it. May be called again, from any thread; but where a
-  // built-in node reads it in a backward that does not retain the graph, nobody will, and what was
-  // kept is let go at once, not after the node's work: the peak is lower by one packet.
+  // The tensor, as its backward node may see it. May be called again, from any thread. Where its
+  // node reads it for the last time, a packet is let go at once, not after the node's work: the
+  // peak is lower by one packet. Whoever asks during that work is given what the node was.
   at::Tensor unpack();
 
   // From now on something may stand in, and nothing is let go before its node is.
@@ -66,6 +80,13 @@ class Saved {
   bool is_large_on_cpu() const;
 
  private:
+  // What the node was given, while it has it.
+  struct Given {
+    Given(WeakStorage storage, View view) : storage(std::move(storage)), view(std::move(view)) {}
+    WeakStorage storage;
+    View view;
+  };
+
   void check_unmodified() const;
   void check_reader() const;
 
@@ -74,9 +95,10 @@ class Saved {
   const c10::VariableVersion counter_;
   const std::uint32_t version_;
   const at::ScalarType type_;
+  const SavingNode node_ = SavingNode::newest();
   const View view_;
   Kept kept_;
-  bool let_go_ = false;
+  std::optional<Given> given_;  // once a packet was let go
   const Rule* const rule_;
   std::shared_ptr<StandIn> stand_in_;
 };
