@@ -2,6 +2,7 @@
 
 #include "torch/calls.h"
 
+#include <c10/util/ScopeExit.h>
 #include <c10/util/flat_hash_map.h>
 
 #include <cstring>
@@ -68,7 +69,9 @@ Registry& registry() {
 }
 
 struct Thread {
-  std::vector<RunningCall> calls;  // [0, depth) are running; the others keep their memory
+  // [0, depth) are running; the others keep their memory. Who observes a call runs operators while
+  // it has a reference, so they stay where they are.
+  std::deque<RunningCall> calls;
   std::size_t depth = 0;
   int watches = 0;
   at::CallbackHandle handle = 0;
@@ -132,7 +135,12 @@ void end(const at::RecordFunction& call, at::ObserverContext*) {
     return;
   }
   if (thread.depth == 0) return;
-  RunningCall& running = thread.calls[--thread.depth];
+  RunningCall& running = thread.calls[thread.depth - 1];
+  // Last of all: what observers run would take its place.
+  const auto ended = c10::make_scope_exit([&] {
+    running.arguments.clear();
+    --thread.depth;
+  });
   if (running.op->copies && copy_observer && !running.arguments.empty() &&
       call.outputs().size() == 1 && running.arguments[0].isTensor() &&
       call.outputs()[0].isTensor()) {
@@ -141,7 +149,6 @@ void end(const at::RecordFunction& call, at::ObserverContext*) {
   if (!running.waiting.empty() && waiting_observer) waiting_observer(running, call.outputs());
   running.waiting.clear();
   if (thread.end_observer) thread.end_observer(running, call.outputs());
-  running.arguments.clear();
 }
 
 }  // namespace

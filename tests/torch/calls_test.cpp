@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "torch/calls.h"
+
+#include <ATen/Functions.h>
+#include <gtest/gtest.h>
+
+#include <string>
+#include <thread>
+
+namespace backfold::torch_layer {
+namespace {
+
+constexpr int kNested = 40;
+
+thread_local int nested = 0;
+thread_local int moved = 0;
+thread_local int checked = 0;
+
+// What a pack hook or a probe does: it has the running call, and calls operators.
+void call_operators(const RunningCall& call) {
+  if (nested == kNested || call.op->name != "aten::neg") return;
+  ++nested;
+  at::neg(at::ones({1}));
+  --nested;
+  ++checked;
+  moved += running_call() != &call;
+}
+
+TEST(Calls, StayWhereTheyAreWhileOperatorsRunInsideThem) {
+  // A growing vector moves them: each of its six or seven steps leaves a reference dangling.
+  std::thread([] {
+    const CallWatch watch;
+    observe_calls(call_operators, nullptr);
+    at::neg(at::ones({1}));
+    observe_calls(nullptr, nullptr);
+    EXPECT_GE(checked, kNested);
+    EXPECT_EQ(moved, 0);
+  }).join();
+}
+
+thread_local std::string name_before, name_after;
+
+void call_another(const RunningCall& call, c10::ArrayRef<c10::IValue>) {
+  if (nested > 0 || call.op->name != "aten::neg") return;
+  ++nested;
+  name_before = call.op->name;
+  at::abs(at::ones({1}));
+  name_after = call.op->name;
+  --nested;
+}
+
+TEST(Calls, AreWhatTheyWereWhileTheirEndIsObserved) {
+  const CallWatch watch;
+  observe_calls(nullptr, call_another);
+  at::neg(at::ones({1}));
+  observe_calls(nullptr, nullptr);
+  EXPECT_EQ(name_before, "aten::neg");
+  EXPECT_EQ(name_after, "aten::neg");  // "aten::ones" where the place was given to the next call
+  EXPECT_EQ(running_call(), nullptr);
+}
+
+}  // namespace
+}  // namespace backfold::torch_layer
