@@ -75,14 +75,15 @@ Store::Store(const StoreOptions& options, std::shared_ptr<SiteTable> sites, Poli
   parameters_.reserve(parameters.size());
   for (const Parameter& parameter : parameters)
     if (parameter.tensor.has_storage())
-      parameters_.emplace(parameter.tensor.storage().unsafeGetStorageImpl(), parameter.landmark);
+      parameters_.emplace(parameter.tensor.storage().unsafeGetStorageImpl(),
+                          Known{parameter.landmark, parameter.buffer});
 }
 
 std::uint32_t Store::landmark_of(const at::Tensor& tensor) const {
   if (!tensor.has_storage()) return 0;
   const c10::StorageImpl* storage = tensor.storage().unsafeGetStorageImpl();
   if (const auto found = parameters_.find(storage); found != parameters_.end())
-    return found->second;
+    return found->second.landmark;
   if (const auto found = entries_.find(storage); found != entries_.end())
     return found->second.copy_landmark;
   // Without a model, parameters are known by what they are.
@@ -96,6 +97,11 @@ bool Store::is_parameter(const at::Tensor& tensor) const {
   if (!tensor.is_view()) return false;
   const at::TensorBase& base = tensor._base();
   return base.is_leaf() && base.requires_grad();
+}
+
+bool Store::is_buffer(const at::Tensor& tensor) const {
+  const auto found = parameters_.find(tensor.storage().unsafeGetStorageImpl());
+  return found != parameters_.end() && found->second.buffer;
 }
 
 int Store::floor_of(const Saving& saving) const {
@@ -420,9 +426,10 @@ void Store::remember_copy(const at::Tensor& source, const at::Tensor& copy) {
     return;
   const auto [found, first] =
       entries_.try_emplace(copy.storage().unsafeGetStorageImpl(), copy.storage());
+  found->second.copy_landmark = landmark_of(source);
+  if (is_buffer(source)) return;
   found->second.copy = std::make_shared<ParameterCopy>(source, copy);
   found->second.copy_version = copy._version();
-  found->second.copy_landmark = landmark_of(source);
 }
 
 void Store::judge_alive() {

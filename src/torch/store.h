@@ -61,7 +61,8 @@ class Store {
   // The packet of the last save, if it waits for the end of the running call.
   std::shared_ptr<SharedPacket> take_waiting() { return std::exchange(waiting_, nullptr); }
 
-  // aten::_to_copy made `copy` of `source`: remembered where the source is a parameter.
+  // aten::_to_copy made `copy` of `source`: remembered where the source is a parameter. A buffer is
+  // not: it is the program's to change, through .data as well, where no version tells.
   void remember_copy(const at::Tensor& source, const at::Tensor& copy);
 
   // Whether a tensor that is kept per sample had as many samples as there were ids.
@@ -89,7 +90,13 @@ class Store {
   };
   struct Saving;
 
+  struct Known {
+    std::uint32_t landmark = 0;
+    bool buffer = false;
+  };
+
   bool is_parameter(const at::Tensor& tensor) const;
+  bool is_buffer(const at::Tensor& tensor) const;
   Saved pass(Saving& saving, Kind kind, const char* reason);
   Saved hold(Saving& saving, Entry& entry, Kind kind, const char* reason);
   Saved keep_geometry(Saving& saving);
@@ -111,7 +118,7 @@ class Store {
   Policy& policy_;
   bool met_samples_ = false;
   std::shared_ptr<SharedPacket> waiting_;
-  ska::flat_hash_map<const c10::StorageImpl*, std::uint32_t> parameters_;  // landmarks
+  ska::flat_hash_map<const c10::StorageImpl*, Known> parameters_;  // and buffers
   std::unordered_map<const c10::StorageImpl*, Entry> entries_;
 };
 
