@@ -35,8 +35,11 @@ class Registry {
     op.copies = op.name == "aten::_to_copy";
     op.wants_arguments = op.name == "aten::gelu";  // which of two functions it is
     if (op.schema) {
-      for (const c10::Argument& argument : op.schema->arguments())
+      for (const c10::Argument& argument : op.schema->arguments()) {
+        if (argument.alias_info() && argument.alias_info()->isWrite())
+          op.written.push_back(static_cast<int>(op.slots.size()));
         op.slots.push_back(argument.name());
+      }
     }
     for (std::size_t i = 0; i < op.slots.size() && !op.norm; ++i) {
       op.norm = norm_of(op.name, op.slots[i]);
@@ -85,6 +88,7 @@ struct Thread {
 thread_local Thread thread;
 CopyObserver copy_observer = nullptr;
 WaitingObserver waiting_observer = nullptr;
+WriteObserver write_observer = nullptr;
 RegionObserver region_observer = nullptr;
 
 const Operator* operator_of(const at::RecordFunction& call) {
@@ -123,6 +127,12 @@ std::unique_ptr<at::ObserverContext> begin(const at::RecordFunction& call) {
         if (entry.isTensor()) note(entry.toTensor());
     }
   }
+  if (write_observer) {
+    for (const int written : running.op->written)
+      for (const auto& [argument, position] : running.tensors)
+        if (position == written)
+          write_observer(at::Tensor(c10::intrusive_ptr<c10::TensorImpl>::reclaim_copy(argument)));
+  }
   if (running.op->wants_arguments || running.op->copies || thread.begin_observer)
     running.arguments.assign(inputs.begin(), inputs.end());
   if (thread.begin_observer) thread.begin_observer(running);
@@ -157,6 +167,7 @@ RunningCall* running_call() { return thread.depth ? &thread.calls[thread.depth -
 
 void observe_copies(CopyObserver observer) { copy_observer = observer; }
 void observe_waiting(WaitingObserver observer) { waiting_observer = observer; }
+void observe_writes(WriteObserver observer) { write_observer = observer; }
 void observe_regions(RegionObserver observer) { region_observer = observer; }
 void observe_calls(BeginObserver begin, EndObserver end) {
   thread.begin_observer = begin;

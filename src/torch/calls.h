@@ -36,8 +36,9 @@ struct Operator {
   // Rows of the table, those of a slot's own name first: a row may be for some calls alone.
   std::vector<std::vector<const Rule*>> argument_rules;  // by position
   std::vector<const Rule*> result_rules;
-  bool opaque = false;           // nobody knows what its backward does
-  bool compiled = false;         // a graph of torch.compile
+  c10::SmallVector<int, 1> written;  // positions of arguments that it writes
+  bool opaque = false;               // nobody knows what its backward does
+  bool compiled = false;             // a graph of torch.compile
   bool copies = false;           // aten::_to_copy, which makes low-precision copies of parameters
   bool wants_arguments = false;  // a rule looks at the arguments of a call
   // The norm that it is of one of its arguments, by position.
@@ -68,6 +69,10 @@ void observe_copies(CopyObserver observer);
 // Told when a call ends that packets wait for, with what it made: nothing where it failed.
 using WaitingObserver = void (*)(const RunningCall& call, c10::ArrayRef<c10::IValue> results);
 void observe_waiting(WaitingObserver observer);
+
+// Told of each tensor that a call is about to write on this thread while a watch is active.
+using WriteObserver = void (*)(const at::Tensor& tensor);
+void observe_writes(WriteObserver observer);
 
 // Told when a region that the program names (RECORD_USER_SCOPE) begins, with its name, and when it
 // ends, with null.

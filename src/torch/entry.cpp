@@ -65,6 +65,10 @@ void complete_waiting(const RunningCall& call, c10::ArrayRef<c10::IValue> result
   }
 }
 
+void observe_write(const at::Tensor& tensor) {
+  if (current_entry) current_entry->store().about_to_write(tensor);
+}
+
 void observe_region(const char* name) {
   if (current_entry) current_entry->region(name);
 }
@@ -137,6 +141,7 @@ Entry::Entry(std::shared_ptr<State> state)
   }
   observe_copies(observe_copy);
   observe_waiting(complete_waiting);
+  observe_writes(observe_write);
   observe_regions(observe_region);
   if (observes_calls()) observe_calls(observe_begin, observe_end);
   state_->thread = std::this_thread::get_id();

@@ -7,6 +7,8 @@
 #include <c10/core/Event.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
+#include <array>
+
 namespace backfold::torch_layer {
 namespace {
 
@@ -35,6 +37,15 @@ at::Tensor pack_span(const at::Tensor& source, const Span& span, const at::Tenso
                           : static_cast<const char*>(source.storage().data()) +
                                 span.begin * static_cast<std::int64_t>(source.element_size());
   return pack_payload(begin, source.device(), format, key, memory);
+}
+
+// Lets the stream `now` read what was written on another, and the memory wait for it.
+void hand_over(const c10::DataPtr& memory, const c10::Stream& written_on, const c10::Stream& now) {
+  // Whatever that stream has been given by now includes the kernel that wrote.
+  c10::Event written(now.device_type());
+  written.record(written_on);
+  written.block(now);
+  c10::impl::VirtualGuardImpl(now.device_type()).recordDataPtrOnStream(memory, now);
 }
 
 }  // namespace
@@ -114,12 +125,10 @@ c10::Storage SharedPacket::decode(bool share) {
   if (share)
     if (auto earlier = decoded_.get(now)) return *earlier;
   if (now && *now != *stream_) {
-    // Whatever the packing stream has been given by now includes the kernel that packed.
-    c10::Event packed(payload_.device().type());
-    packed.record(*stream_);
-    packed.block(*now);
-    c10::impl::VirtualGuardImpl(payload_.device().type())
-        .recordDataPtrOnStream(payload_.storage().data_ptr(), *now);
+    hand_over(payload_.storage().data_ptr(), *stream_, *now);
+    for (const at::Tensor& statistic :
+         by_ ? std::array{by_->mean, by_->rstd} : std::array<at::Tensor, 2>{})
+      if (statistic.defined()) hand_over(statistic.storage().data_ptr(), *stream_, *now);
   }
   const at::Tensor decoded = unpacked();
   if (share) decoded_.set(decoded.storage(), now);
@@ -156,12 +165,8 @@ ParameterCopy::ParameterCopy(const at::Tensor& parameter, const at::Tensor& copy
       type_(copy.scalar_type()),
       copy_(copy.storage().getWeakStorageImpl()) {}
 
-c10::Storage ParameterCopy::storage() {
-  const std::lock_guard lock(mutex_);
-  if (auto copy = copy_.lock()) return c10::Storage(std::move(copy));
-  const std::optional<c10::Stream> now = current_stream(parameter_.device());
-  if (auto earlier = decoded_.get(now)) return *earlier;
-  TORCH_CHECK(parameter_._version() == version_, "backfold: a parameter of type ",
+c10::Storage ParameterCopy::again() const {
+  TORCH_CHECK(!lost_ && parameter_._version() == version_, "backfold: a parameter of type ",
               parameter_.scalar_type(), " and sizes ", parameter_.sizes(),
               " was modified in place before backward (version ", parameter_._version(),
               ", expected ", version_, "). Its copy in ", type_,
@@ -171,8 +176,33 @@ c10::Storage ParameterCopy::storage() {
   const c10::DeviceGuard guard(parameter_.device());
   at::Tensor again = allocate(parameter_.sizes(), parameter_.strides(), type_, parameter_.device());
   again.copy_(parameter_);
-  decoded_.set(again.storage(), now);
   return again.storage();
+}
+
+void ParameterCopy::keep() {
+  const std::lock_guard lock(mutex_);
+  if (kept_) return;
+  kept_on_ = current_stream(parameter_.device());
+  try {
+    auto copy = copy_.lock();
+    kept_ = copy ? c10::Storage(std::move(copy)) : again();
+  } catch (const std::exception&) {
+    lost_ = true;  // for who reads it; the write goes on
+  }
+}
+
+c10::Storage ParameterCopy::storage() {
+  const std::lock_guard lock(mutex_);
+  const std::optional<c10::Stream> now = current_stream(parameter_.device());
+  if (kept_) {
+    if (now && *now != *kept_on_) hand_over(kept_->data_ptr(), *kept_on_, *now);
+    return *kept_;
+  }
+  if (auto copy = copy_.lock()) return c10::Storage(std::move(copy));
+  if (auto earlier = decoded_.get(now)) return *earlier;
+  const c10::Storage made = again();
+  decoded_.set(made, now);
+  return made;
 }
 
 }  // namespace backfold::torch_layer

@@ -147,16 +147,24 @@ class ParameterCopy {
  public:
   ParameterCopy(const at::Tensor& parameter, const at::Tensor& copy);
 
-  // The copy's memory; its own if it still lives. Raises if the parameter changed since.
+  // The copy's memory; its own if it still lives. Raises if the parameter changed since, and nobody
+  // said so before.
   c10::Storage storage();
+  // The parameter is about to change: from now on the copy is held.
+  void keep();
 
  private:
+  c10::Storage again() const;
+
   const at::Tensor parameter_;  // without history
   const std::uint32_t version_;
   const at::ScalarType type_;
   const WeakStorage copy_;
   std::mutex mutex_;
   DecodedOnce decoded_;
+  std::optional<c10::Storage> kept_;
+  std::optional<c10::Stream> kept_on_;
+  bool lost_ = false;  // could not be kept
 };
 
 }  // namespace backfold::torch_layer

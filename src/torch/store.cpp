@@ -430,6 +430,22 @@ void Store::remember_copy(const at::Tensor& source, const at::Tensor& copy) {
   if (is_buffer(source)) return;
   found->second.copy = std::make_shared<ParameterCopy>(source, copy);
   found->second.copy_version = copy._version();
+  copied_[source.storage().unsafeGetStorageImpl()].push_back(found->first);
+}
+
+void Store::about_to_write(const at::Tensor& tensor) {
+  if (copied_.empty() || !tensor.has_storage()) return;
+  const auto found = copied_.find(tensor.storage().unsafeGetStorageImpl());
+  if (found == copied_.end()) return;
+  for (const c10::StorageImpl* storage : found->second) {
+    std::shared_ptr<ParameterCopy>& copy = entries_.at(storage).copy;
+    if (copy.use_count() > 1) {
+      copy->keep();
+    } else {
+      copy.reset();
+    }
+  }
+  copied_.erase(found);
 }
 
 void Store::judge_alive() {

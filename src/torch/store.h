@@ -65,6 +65,10 @@ class Store {
   // not: it is the program's to change, through .data as well, where no version tells.
   void remember_copy(const at::Tensor& source, const at::Tensor& copy);
 
+  // A call of this thread will write into the tensor next. What would be made again from it, and
+  // was saved, is made now.
+  void about_to_write(const at::Tensor& tensor);
+
   // Whether a tensor that is kept per sample had as many samples as there were ids.
   bool met_samples() const { return met_samples_; }
 
@@ -120,6 +124,8 @@ class Store {
   std::shared_ptr<SharedPacket> waiting_;
   ska::flat_hash_map<const c10::StorageImpl*, Known> parameters_;  // and buffers
   std::unordered_map<const c10::StorageImpl*, Entry> entries_;
+  // By the storage of a parameter: its copies among the entries.
+  ska::flat_hash_map<const c10::StorageImpl*, c10::SmallVector<const c10::StorageImpl*, 1>> copied_;
 };
 
 }  // namespace backfold::torch_layer
