@@ -6,6 +6,7 @@
 #include <ATen/Functions.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
+#include <c10/util/ScopeExit.h>
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
 
 #include <algorithm>
@@ -49,7 +50,7 @@ at::Tensor change(const at::Tensor& folded, const at::Tensor& clean) {
 at::Tensor at_leaf(const Node* node, at::Tensor error) {
   for (; node && !dynamic_cast<const torch::autograd::AccumulateGrad*>(node);
        node = node->next_edge(0).function.get()) {
-    if (name_of_node(*node) == "ExpandBackward0")
+    if (node->name() == "ExpandBackward0")
       error = (*const_cast<Node*>(node))(variable_list{error})[0];
   }
   return error;
@@ -175,9 +176,7 @@ variable_list without_noise(Node& node, const ProbedCall& call, const variable_l
 
 }  // namespace
 
-bool can_run_again(const Node& node) {
-  return is_builtin(node) && !is_one_of(name_of_node(node), kOnce);
-}
+bool can_run_again(const Node& node) { return is_builtin(node) && !is_one_of(node.name(), kOnce); }
 
 bool can_run_again(const Operator& op) {
   return !op.opaque && !op.compiled && !is_one_of(op.name, kOnceOperators);
@@ -186,7 +185,7 @@ bool can_run_again(const Operator& op) {
 bool leads_to_leaf(const Node* node) {
   while (node) {
     if (dynamic_cast<const torch::autograd::AccumulateGrad*>(node)) return true;
-    const std::string& name = name_of_node(*node);
+    const std::string name = node->name();
     if (!is_one_of(name, kArranging) && name != "ExpandBackward0") return false;
     node = node->num_outputs() > 0 ? node->next_edge(0).function.get() : nullptr;
   }
@@ -197,30 +196,34 @@ variable_list EffectHook::operator()(const variable_list& outputs, const variabl
   const auto probe = probe_.lock();
   if (!probe) return outputs;
   const at::AutoGradMode no_grad(false);
-  const bool measures = call_ && probe->pass() == Probe::Pass::kClean && can_run_again(node_);
-  if (!measures) probe->record_gains(node_, inputs, outputs, outputs);
+  try {
+    observe(*probe, outputs, inputs);
+  } catch (const c10::Error& error) {
+    TORCH_WARN("backfold: the effect of folding what ", call_ ? call_->op->name : node_.name(),
+               " saved could not be measured: ", error.what_without_backtrace());
+  }
+  return outputs;
+}
+
+void EffectHook::observe(Probe& probe, const variable_list& outputs, const variable_list& inputs) {
+  const bool measures = call_ && probe.pass() == Probe::Pass::kClean && can_run_again(node_);
+  if (!measures) probe.record_gains(node_, inputs, outputs, outputs);
   const bool outside = call_ && !call_->outside.empty();
-  if (measures || outside) {
-    try {
-      if (outside) {
-        probe->outside().measure(*probe, node_, *call_->op, call_->outside, inputs);
-        call_->outside.clear();
-        return outputs;
-      }
-      const bool noisy = probe->is_noisy() && !call_->closed_form;
-      const variable_list clean =
-          noisy ? without_noise(node_, *call_, outputs, inputs) : variable_list();
-      probe->record_gains(node_, inputs, outputs, noisy ? clean : outputs);
-      measure(*probe, node_, *call_, noisy ? clean : outputs, inputs);
-    } catch (const c10::Error& error) {
-      TORCH_WARN("backfold: the effect of folding what ", call_->op->name,
-                 " saved could not be measured: ", error.what_without_backtrace());
-    }
+  if (!measures && !outside) return;
+  const auto forget = c10::make_scope_exit([this] {
     call_->inputs.clear();
     call_->arguments.clear();
     call_->outside.clear();
+  });
+  if (outside) {
+    probe.outside().measure(probe, node_, *call_->op, call_->outside, inputs);
+    return;
   }
-  return outputs;
+  const bool noisy = probe.is_noisy() && !call_->closed_form;
+  const variable_list clean =
+      noisy ? without_noise(node_, *call_, outputs, inputs) : variable_list();
+  probe.record_gains(node_, inputs, outputs, noisy ? clean : outputs);
+  measure(probe, node_, *call_, noisy ? clean : outputs, inputs);
 }
 
 }  // namespace backfold::torch_layer

@@ -15,7 +15,8 @@
 namespace backfold::torch_layer {
 
 // Runs after a node, while what it saved is still there. Measures the effects of the call that it
-// is given, if any, and records energies for signal gains where these are wanted.
+// is given, if any, and records energies for signal gains where these are wanted. What cannot be
+// measured costs a warning, not the backward.
 class EffectHook : public torch::autograd::FunctionPostHook {
  public:
   EffectHook(std::weak_ptr<Probe> probe, torch::autograd::Node& node,
@@ -26,6 +27,9 @@ class EffectHook : public torch::autograd::FunctionPostHook {
                                             const torch::autograd::variable_list& inputs) override;
 
  private:
+  void observe(Probe& probe, const torch::autograd::variable_list& outputs,
+               const torch::autograd::variable_list& inputs);
+
   const std::weak_ptr<Probe> probe_;
   torch::autograd::Node& node_;  // that owns this hook
   const std::shared_ptr<ProbedCall> call_;

@@ -245,11 +245,13 @@ void Probe::add_relative_errors(const at::Tensor& tensor, Site& site,
                                 const std::shared_ptr<ProbedCall>& call) {
   gains_.want();
   const at::Tensor norm = norm_of(tensor.tensor_data());
+  std::vector<Relative> all;  // widths, or none
   for (const int bits : widths(site)) {
     const GroupFormat format = format_with(site, tensor, {bits, {}});
-    relatives_.push_back({&site, bits, call, norm,
-                          norm_of(difference(round_trip(tensor, format, next_key()), tensor))});
+    all.push_back({&site, bits, call, norm,
+                   norm_of(difference(round_trip(tensor, format, next_key()), tensor))});
   }
+  relatives_.insert(relatives_.end(), all.begin(), all.end());
 }
 
 Saved Probe::save(const at::Tensor& tensor, Site& site, const Demand& demand, RunningCall& call,
@@ -309,21 +311,26 @@ void Probe::fold_only(const Site* root, int bits, std::uint64_t draw) {
 std::shared_ptr<StandIn> Probe::note(const at::Tensor& tensor, Site& site, const Demand& demand,
                                      RunningCall& call) {
   const bool again = outside_.expects_model() && can_run_again(*call.op);
-  if (!is_foldable(tensor, site, demand)) return again ? std::make_shared<StandIn>() : nullptr;
+  const auto stand_in = again ? std::make_shared<StandIn>() : nullptr;
+  if (!is_foldable(tensor, site, demand)) return stand_in;
   const at::AutoGradMode no_grad(false);
-  const auto record = call_record(call, site);
-  add_relative_errors(tensor, site, record);
-  if (!again) return nullptr;
-  const auto stand_in = std::make_shared<StandIn>();
-  // Of what a call saves twice there is one packet, so one copy.
-  const auto same = std::find_if(
-      record->outside.begin(), record->outside.end(),
-      [&](const OutsideSaved& one) { return one.source == tensor.unsafeGetTensorImpl(); });
-  record->outside.push_back({&site, tensor.unsafeGetTensorImpl(),
-                             same == record->outside.end()
-                                 ? tensor.tensor_data().clone(at::MemoryFormat::Preserve)
-                                 : same->tensor,
-                             stand_in});
+  try {
+    const auto record = call_record(call, site);
+    add_relative_errors(tensor, site, record);
+    if (!again) return stand_in;
+    // Of what a call saves twice there is one packet, so one copy.
+    const auto same = std::find_if(
+        record->outside.begin(), record->outside.end(),
+        [&](const OutsideSaved& one) { return one.source == tensor.unsafeGetTensorImpl(); });
+    record->outside.push_back({&site, tensor.unsafeGetTensorImpl(),
+                               same == record->outside.end()
+                                   ? tensor.tensor_data().clone(at::MemoryFormat::Preserve)
+                                   : same->tensor,
+                               stand_in});
+  } catch (const c10::Error& error) {
+    TORCH_WARN_ONCE("backfold: the effect of folding what ", call.op->name,
+                    " saves could not be measured: ", error.what_without_backtrace());
+  }
   return stand_in;
 }
 

@@ -145,7 +145,8 @@ class Probe : public std::enable_shared_from_this<Probe> {
   Saved save(const at::Tensor& tensor, Site& site, const Demand& demand, RunningCall& call,
              SitesAlive sites);
   // Beside the store, in the user's own step, outside of the model. What comes back is for the
-  // saved tensor to ask; none where its node will not be run again.
+  // saved tensor to ask; none where its node will not be run again. Where memory is short the
+  // tensor is not measured: the step is the user's.
   std::shared_ptr<StandIn> note(const at::Tensor& tensor, Site& site, const Demand& demand,
                                 RunningCall& call);
   // In the user's own step: the call of the model that will be run again has returned.
