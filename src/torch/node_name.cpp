@@ -3,20 +3,8 @@
 #include "torch/node_name.h"
 
 #include <cstring>
-#include <mutex>
-#include <typeindex>
-#include <unordered_map>
 
 namespace backfold::torch_layer {
-
-const std::string& name_of_node(const torch::autograd::Node& node) {
-  static std::mutex mutex;
-  static auto& names = *new std::unordered_map<std::type_index, std::string>;
-  const std::lock_guard lock(mutex);
-  std::string& name = names[typeid(node)];
-  if (name.empty()) name = node.name();
-  return name;
-}
 
 bool is_builtin(const torch::autograd::Node& node) {
   const char* type = typeid(node).name();  // mangled: torch::autograd::generated::...

@@ -7,13 +7,9 @@
 
 #include <torch/csrc/autograd/function.h>
 
-#include <string>
 #include <string_view>
 
 namespace backfold::torch_layer {
-
-// Node::name() demangles, which takes longer than everything around it: here once per type.
-const std::string& name_of_node(const torch::autograd::Node& node);
 
 // Whether a node is one of torch's own, made from its derivative formulas.
 bool is_builtin(const torch::autograd::Node& node);

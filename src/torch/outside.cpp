@@ -123,7 +123,7 @@ bool Outside::send_on(const Node& node, const variable_list& changes, Change& ch
       change.at_leaves.push_back(norm_of(furthest.mapped()[0]));
       continue;
     }
-    rows_stay &= is_one_of(name_of_node(next), kKeepRows);
+    rows_stay &= is_one_of(next.name(), kKeepRows);
     if (!send(next, next(std::move(furthest.mapped())))) return false;
   }
   for (const auto& [ordinal, error] : change.at_outputs)

@@ -138,3 +138,30 @@ def test_a_second_backward_is_refused_as_in_plain_torch(device):
     chain.out.backward()
     with pytest.raises(RuntimeError, match="second time"):
         chain.out.backward()
+
+
+class First(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 1
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient
+
+
+class Second(First):
+    pass
+
+
+def test_a_refused_reader_is_named_even_if_it_is_a_python_function(device):
+    # All Python functions are one C++ type: a name that is remembered by type is the first one's.
+    for function in (First, Second):
+        x = leaf(64, 64, device=device)
+        with backfold.Controller(bits=None, min_bytes=0):
+            h = (x * 2).relu()
+            out = function.apply(h)
+        relu = h.grad_fn
+        out.grad_fn.register_prehook(lambda _, relu=relu: saved_by(relu) and None)
+        with pytest.raises(RuntimeError, match=f"but {function.__name__}Backward asks for it"):
+            out.sum().backward()
