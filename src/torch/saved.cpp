@@ -6,6 +6,7 @@
 #include <ATen/SequenceNumber.h>
 #include <ATen/record_function.h>
 #include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/functions/tensor.h>
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/saved_variable.h>
 
@@ -18,6 +19,13 @@ namespace {
 bool has_hooks(torch::autograd::Node& node) {
   return !node.tensor_pre_hooks().empty() || !node.pre_hooks().empty() ||
          !node.retains_grad_hooks().empty() || !node.post_hooks().empty();
+}
+
+// An operation in place on a view has its backward inside the node that puts the view back into its
+// base, and only that one is ever the current node.
+const torch::autograd::Node& reader_in(const torch::autograd::Node& node) {
+  const auto* slices = dynamic_cast<const torch::autograd::CopySlices*>(&node);
+  return slices && slices->fn ? *slices->fn : node;
 }
 
 thread_local bool running_again = false;
@@ -70,7 +78,7 @@ void Saved::check_reader() const {
               ") only ", kept, " was kept, which is all that its backward (", rule_->nodes,
               ") reads. It cannot be read outside of backward; name its module in keep= to have it "
               "there.");
-  const std::string name = node->name();
+  const std::string& name = name_of_node(reader_in(*node));
   TORCH_CHECK(is_one_of(name, rule_->nodes), "backfold: of the tensor that ", site_.op->name,
               " saved (", site_.slot, ") only ", kept, " was kept for ", rule_->nodes, ", but ",
               name, " asks for it. Name its module in keep= to keep all of it.");

@@ -90,6 +90,45 @@ def test_a_lone_relu_takes_one_bit(device):
     assert fold.report().to_dict()["held_bytes"] == x.numel() // 8
 
 
+# Backward runs such an operation inside the node that puts the view back into its base.
+ON_VIEWS = {
+    "relu": functional.relu_,
+    "hardtanh": functional.hardtanh_,
+    "leaky_relu": lambda x: functional.leaky_relu_(x, 0.1),
+    "threshold": lambda x: functional.threshold_(x, 0.2, 0.0),
+    "clamp": lambda x: x.clamp_(-0.5, 0.5),
+}
+
+
+@pytest.mark.parametrize("bits", [4, None])
+@pytest.mark.parametrize("function", ON_VIEWS)
+def test_a_predicate_in_place_on_a_view_is_exact(device, function, bits):
+    x0 = sample(6, 40, 48, device=device)
+
+    def gradient(fold) -> torch.Tensor:
+        x = x0.clone().requires_grad_()
+        with fold:
+            h = x * 1
+            ON_VIEWS[function](h[1:4])
+            out = (h * 3).sum()
+        return torch.autograd.grad(out, x)[0]
+
+    fold = backfold.Controller(bits=bits, min_bytes=0)
+    expected = gradient(contextlib.nullcontext())
+    for _ in range(3):
+        assert torch.equal(gradient(fold), expected)
+
+
+@pytest.mark.parametrize("bits", [4, None])
+def test_a_relu_in_place_follows_a_linear_layer_of_three_dimensions(device, bits):
+    model = nn.Sequential(nn.Linear(48, 40), nn.ReLU(inplace=True), nn.Linear(40, 8)).to(device)
+    x, fold = sample(6, 20, 48, device=device), backfold.Controller(model, bits=bits, min_bytes=0)
+    for _ in range(3):
+        with fold:
+            loss = model(x).sum()
+        loss.backward()  # whose addmm gives a view
+
+
 @pytest.mark.parametrize("function", ["leaky_relu", "hardtanh", "relu6", "threshold", "clamp"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64])
 def test_predicates_at_their_bounds(device, function, dtype):
