@@ -99,10 +99,10 @@ def measure_all(arguments: argparse.Namespace) -> list[isolation.Row]:
                 worst = tables.figure(row.worst) if row.errors else row.status
                 bar.set_postfix_str(f"{row.name} {worst}", refresh=False)
                 bar.update()
+                if arguments.json:  # a run of an hour that is broken off leaves what it has
+                    arguments.json.write_text(saved(rows, arguments) + "\n")
     except KeyboardInterrupt:
         print("bench/zoo/run.py: interrupted; what there is:", file=sys.stderr)
-    if arguments.json:
-        arguments.json.write_text(saved(rows, arguments) + "\n")
     return rows
 
 
@@ -118,7 +118,7 @@ def arguments_of() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=4, help="training steps (default: 4)")
     parser.add_argument("--jobs", type=int, default=1, help="processes at a time (default: 1)")
     parser.add_argument(
-        "--timeout", type=float, default=120, help="seconds for each (default: 120)"
+        "--timeout", type=float, default=300, help="seconds for each (default: 300)"
     )
     parser.add_argument("--memory", type=float, default=12, help="GiB for each (default: 12)")
     parser.add_argument("--json", type=pathlib.Path, metavar="OUT", help="also write all figures")

@@ -27,6 +27,8 @@ SIZES: list[tuple[str, int]] = [
     (r"num_experts_per_tok|moe_topk|moe_k|num_experts_per_token|top_k|topk|router_top_k", 2),
     (r"(.*_)?(num_experts|num_local_experts|n_routed_experts|moe_num_experts)", 4),
     (r"(.*_)?(vocab_size|num_embeddings)", VOCABULARY),
+    (r"vocab_size_per_layer_input", VOCABULARY),
+    (r"hidden_size_per_layer_input", 16),
     (r"type_vocab_size|num_channels|audio_channels|num_mel_bins|num_queries", 0),
     (r"(.*_)?(hidden_size|d_model|n_embd|embed_dim|embedding_size|hidden_dim|projection_dim)", 64),
     (r"dim|dim_model|(.*_)?(embedding_dim|out_hidden_size|output_dim|hidden_channels)", 64),

@@ -52,9 +52,6 @@ PICTURES: dict[str, dict[str, typing.Any]] = {
     "squeezenet1_1": {},
     "swin_t": {},
     "swin_v2_t": {},
-    "vgg11_bn": {},
-    "vit_b_16": {"image_size": IMAGE},
-    "wide_resnet50_2": {},
     "fcn_resnet50": {"weights_backbone": None},
     "deeplabv3_mobilenet_v3_large": {"weights_backbone": None},
     "lraspp_mobilenet_v3_large": {"weights_backbone": None},
@@ -65,7 +62,7 @@ MOTION = ["raft_small"]
 
 
 def names() -> list[str]:
-    return sorted(["inception_v3", *PICTURES, *FRAMES, *DETECTORS, *MOTION])
+    return sorted(["inception_v3", "vit", *PICTURES, *FRAMES, *DETECTORS, *MOTION])
 
 
 def build(name: str) -> Task:
@@ -77,6 +74,9 @@ def build(name: str) -> Task:
     if name == "inception_v3":
         model = make(num_classes=CLASSES, init_weights=True, aux_logits=False)
         call = called_with(pictures(96))
+    elif name == "vit":
+        model = torchvision.models.VisionTransformer(IMAGE, 16, 2, 4, 64, 128, num_classes=CLASSES)
+        model, call = model.train(), called_with(pictures())
     elif name in FRAMES:
         model, call = make(num_classes=CLASSES), called_with(films(FRAMES[name]))
     elif name in DETECTORS:
