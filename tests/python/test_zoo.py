@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What bench/run zoo measures with."""
+"""The nastiest of bench/run zoo: fresh weights, two samples, 4 bits, the first four steps."""
 
 import os
 import pathlib
@@ -7,12 +7,33 @@ import random
 import sys
 import time
 
+import pytest
 import torch
 
+pytest.importorskip("transformers")
 sys.path.append(str(pathlib.Path(__file__).resolve().parents[2] / "bench" / "zoo"))
 
 from errors import Task, measure
 from isolation import FAILED, MEASURED, NOT_BUILT, Job, Row, measured
+from transformers_models import build
+
+# What each scored in its worst step while norms' inputs were packed as they are, and why.
+NASTY = {
+    "beit": 1.5e12,  # layer norm with an eps of 1e-12 beside a class token of zeros
+    "vit_mae": 6.6e8,  # the same
+    "vivit": 8.9e3,  # the same with an eps of 1e-6
+    "vit_msn": 1.2e3,  # the same
+    "dinov2_with_registers": 82,  # the same
+    "levit": 4.6e10,  # batch norm over two values
+    "regnet": 5.8e5,  # the same: maps of 1 x 1
+    "resnet": 3.6e5,  # the same
+    "swiftformer": 57,  # the same
+    "groupvit": 38,  # the same
+    "swinv2": 8.9e8,  # rows of padding, zero, times gradients of keys divided by their norms
+    "apertus": 5.4,  # embedded padding, zero, times gradients of normalised keys
+    "xclip": 5.5e10,  # attention whose logits reach 197
+    "gemma4_unified_text": 5.5,  # attention whose logits reach 90
+}
 
 
 class Restless(torch.nn.Module):
@@ -65,3 +86,11 @@ def test_an_architecture_that_ends_badly_takes_no_other_along(one_thread):
     assert found == {"raises": NOT_BUILT, **lost, "behaves": MEASURED}
     assert rows["exits"].reason == "the process ended with 3"
     assert rows["hangs"].reason == "no end after 8 s"
+
+
+@pytest.mark.parametrize("name", NASTY)
+def test_gradients_of_a_nasty_architecture_do_not_explode(name, one_thread):
+    torch.manual_seed(0)
+    found = measure(build(name))
+    assert found.repeats and found.bitwise
+    assert all(error < 1.0 for error in found.errors), f"{NASTY[name]:g} before, now {found.errors}"
