@@ -17,7 +17,8 @@
 namespace backfold {
 
 enum class Backend : std::uint8_t {
-  kCpu,        // host memory: the best SIMD target of this machine, else the reference
+  kCpu,        // host memory: the best SIMD target of this machine, else the reference;
+               // BACKFOLD_TARGET in the environment names one of simd_targets(), or "reference"
   kReference,  // host memory: the scalar loops that define each codec
   kSimd,       // host memory: SIMD or an error
   kCuda,       // device memory
@@ -36,7 +37,8 @@ struct Execution {
   // stay valid until they have run.
   void* stream = nullptr;
 
-  // If given, receives the name of what ran: "reference", "cuda", or the SIMD target's name.
+  // If given, receives the name of what ran: "cuda", the SIMD target that the kernels were compiled
+  // for, or "reference", also of what has no SIMD kernels (copies, signs).
   std::string_view* ran = nullptr;
 };
 

@@ -71,8 +71,10 @@ Status check_execution(const Execution& execution) {
   if (execution.threads < 1)
     return Status::error(StatusCode::kInvalidArgument, "threads must be at least 1, got %d",
                          execution.threads);
+  const SimdTarget* target = nullptr;
   switch (execution.backend) {
     case Backend::kCpu:
+      return find_cpu_target(environment_target(), &target);
     case Backend::kReference:
       return {};
     case Backend::kSimd:

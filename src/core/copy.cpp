@@ -27,7 +27,7 @@ Status copy(const void* source, void* destination, std::int64_t bytes, const Exe
     return cuda::copy(source, destination, static_cast<std::size_t>(bytes), execution.stream);
   }
 #endif
-  core::choose_host_target(execution);
+  core::report_target(execution, 0);
   core::split_over_threads(bytes, kGrain, execution.threads,
                            [&](std::int64_t begin, std::int64_t end) {
                              std::memcpy(static_cast<char*>(destination) + begin,

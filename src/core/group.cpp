@@ -146,13 +146,11 @@ Status pack(const GroupFormat& format, const void* source, const Key& key, Paylo
     return cuda::pack_group(format, source, mixed, payload.data, execution.stream);
   }
 #endif
-  const core::SimdTarget* target = core::choose_host_target(execution);
+  const auto kernels = core::choose_kernels(execution, cpu::group_kernels);
   clear_padding(payload.data, geometry);
   core::split_over_threads(
       geometry.groups, kGrain, execution.threads, [&](std::int64_t begin, std::int64_t end) {
-        if (target != nullptr)
-          return cpu::group_kernels(target->bit)
-              .pack(format, source, mixed, payload.data, begin, end);
+        if (kernels) return kernels->pack(format, source, mixed, payload.data, begin, end);
         for (std::int64_t group = begin; group < end; ++group) {
           const GroupSpan span = core::span_of(format, group);
           core::reference_pack_group(format, element_at(format, source, span.offset), span.stride,
@@ -177,12 +175,11 @@ Status unpack(const GroupFormat& format, ConstPayload payload, void* destination
     return cuda::unpack_group(format, payload.data, destination, execution.stream);
   }
 #endif
-  const core::SimdTarget* target = core::choose_host_target(execution);
+  const auto kernels = core::choose_kernels(execution, cpu::group_kernels);
   void* bytes = const_cast<void*>(payload.data);  // only read below
   core::split_over_threads(
       geometry.groups, kGrain, execution.threads, [&](std::int64_t begin, std::int64_t end) {
-        if (target != nullptr)
-          return cpu::group_kernels(target->bit).unpack(format, bytes, destination, begin, end);
+        if (kernels) return kernels->unpack(format, bytes, destination, begin, end);
         for (std::int64_t group = begin; group < end; ++group) {
           const GroupSpan span = core::span_of(format, group);
           core::reference_unpack_group(
@@ -223,13 +220,12 @@ Status pack(const GroupFormat& format, const RowAffine& rows, const void* source
     return cuda::pack_group(format, source, mixed, payload.data, execution.stream, &rows);
   }
 #endif
-  const core::SimdTarget* target = core::choose_host_target(execution);
+  const auto kernels = core::choose_kernels(execution, cpu::group_kernels);
   clear_padding(payload.data, geometry);
   core::split_over_threads(
       geometry.groups, kGrain, execution.threads, [&](std::int64_t begin, std::int64_t end) {
-        if (target != nullptr)
-          return cpu::group_kernels(target->bit)
-              .pack_rows(format, rows, source, mixed, payload.data, begin, end);
+        if (kernels)
+          return kernels->pack_rows(format, rows, source, mixed, payload.data, begin, end);
         for (std::int64_t group = begin; group < end; ++group) {
           const GroupSpan span = core::span_of(format, group);
           core::reference_pack_group(
@@ -253,13 +249,11 @@ Status unpack(const GroupFormat& format, const RowAffine& rows, ConstPayload pay
     return cuda::unpack_group(format, payload.data, destination, execution.stream, &rows);
   }
 #endif
-  const core::SimdTarget* target = core::choose_host_target(execution);
+  const auto kernels = core::choose_kernels(execution, cpu::group_kernels);
   void* bytes = const_cast<void*>(payload.data);  // only read below
   core::split_over_threads(
       geometry.groups, kGrain, execution.threads, [&](std::int64_t begin, std::int64_t end) {
-        if (target != nullptr)
-          return cpu::group_kernels(target->bit)
-              .unpack_rows(format, rows, bytes, destination, begin, end);
+        if (kernels) return kernels->unpack_rows(format, rows, bytes, destination, begin, end);
         for (std::int64_t group = begin; group < end; ++group) {
           const GroupSpan span = core::span_of(format, group);
           core::reference_unpack_group(

@@ -154,14 +154,13 @@ Status pack(const MaskFormat& format, const void* source, Payload payload,
                            execution.stream);
   }
 #endif
-  const core::SimdTarget* target = core::choose_host_target(execution);
+  const auto kernels = core::choose_kernels(execution, cpu::bit_kernels);
   core::split_elements(
       format.count, execution.threads, [&](std::int64_t first, std::int64_t count) {
         const void* from =
             static_cast<const char*>(source) + static_cast<std::size_t>(first) * size;
-        if (target != nullptr)
-          cpu::bit_kernels(target->bit)
-              .pack(core::any_bit_set(), size, from, count, bits + first / 8);
+        if (kernels)
+          kernels->pack(core::any_bit_set(), size, from, count, bits + first / 8);
         else
           core::reference_pack_mask(size, from, count, bits + first / 8);
       });
@@ -187,12 +186,12 @@ Status unpack(const MaskFormat& format, ConstPayload payload, void* destination,
   }
 #endif
   std::memcpy(&values.if_true, prefix, size);
-  const core::SimdTarget* target = core::choose_host_target(execution);
+  const auto kernels = core::choose_kernels(execution, cpu::bit_kernels);
   core::split_elements(
       format.count, execution.threads, [&](std::int64_t first, std::int64_t count) {
         void* to = static_cast<char*>(destination) + static_cast<std::size_t>(first) * size;
-        if (target != nullptr)
-          cpu::bit_kernels(target->bit).unpack(values, size, bits + first / 8, count, to);
+        if (kernels)
+          kernels->unpack(values, size, bits + first / 8, count, to);
         else
           core::reference_unpack_bits(values, size, bits + first / 8, count, to);
       });

@@ -156,7 +156,7 @@ Status pack(const NarrowFormat& format, const void* source, Payload payload,
     return cuda::encode(code, size, source, format.count, payload.data, execution.stream);
   }
 #endif
-  const core::SimdTarget* target = core::choose_host_target(execution);
+  const auto kernels = core::choose_kernels(execution, cpu::narrow_kernels);
   char* const codes = static_cast<char*>(payload.data);
   const auto width = static_cast<std::size_t>(code.code_bytes);
   core::split_elements(format.count, execution.threads,
@@ -164,8 +164,8 @@ Status pack(const NarrowFormat& format, const void* source, Payload payload,
                          const auto start = static_cast<std::size_t>(first);
                          const void* from = static_cast<const char*>(source) + start * size;
                          void* to = codes + start * width;
-                         if (target != nullptr)
-                           cpu::narrow_kernels(target->bit).encode(code, size, from, count, to);
+                         if (kernels)
+                           kernels->encode(code, size, from, count, to);
                          else
                            core::reference_encode(code, size, from, count, to);
                        });
@@ -188,15 +188,15 @@ Status unpack(const NarrowFormat& format, ConstPayload payload, void* destinatio
     return cuda::decode(code, size, payload.data, format.count, destination, execution.stream);
   }
 #endif
-  const core::SimdTarget* target = core::choose_host_target(execution);
+  const auto kernels = core::choose_kernels(execution, cpu::narrow_kernels);
   core::split_elements(format.count, execution.threads,
                        [&](std::int64_t first, std::int64_t count) {
                          const auto start = static_cast<std::size_t>(first);
                          const void* from = static_cast<const char*>(payload.data) +
                                             start * static_cast<std::size_t>(code.code_bytes);
                          void* to = static_cast<char*>(destination) + start * size;
-                         if (target != nullptr)
-                           cpu::narrow_kernels(target->bit).decode(code, size, from, count, to);
+                         if (kernels)
+                           kernels->decode(code, size, from, count, to);
                          else
                            core::reference_decode(code, size, from, count, to);
                        });

@@ -123,15 +123,13 @@ Status pack(const PoolFormat& format, const void* source, const Key& key, Payloa
     return cuda::pack_pool(shape, format.type, source, mixed, payload.data, execution.stream);
   }
 #endif
-  const core::SimdTarget* target = core::choose_host_target(execution);
+  const auto kernels = core::choose_kernels(execution, cpu::pool_kernels);
   if (shape.bands == 0) return {};
   const PoolParts parts(shape, payload.data);
   zero_padding(shape, payload.data);
   core::split_over_threads(
       shape.bands, grain_of(shape), execution.threads, [&](std::int64_t begin, std::int64_t end) {
-        if (target != nullptr)
-          return cpu::pool_kernels(target->bit)
-              .pack(shape, format.type, source, mixed, parts, begin, end);
+        if (kernels) return kernels->pack(shape, format.type, source, mixed, parts, begin, end);
         for (std::int64_t band = begin; band < end; ++band)
           core::reference_pack_band(shape, format.type, source, mixed, parts, band);
       });
@@ -151,14 +149,12 @@ Status unpack(const PoolFormat& format, ConstPayload payload, void* destination,
     return cuda::unpack_pool(shape, format.type, payload.data, destination, execution.stream);
   }
 #endif
-  const core::SimdTarget* target = core::choose_host_target(execution);
+  const auto kernels = core::choose_kernels(execution, cpu::pool_kernels);
   if (shape.bands == 0) return {};
   const PoolParts parts(shape, const_cast<void*>(payload.data));  // only read below
   core::split_over_threads(
       shape.bands, grain_of(shape), execution.threads, [&](std::int64_t begin, std::int64_t end) {
-        if (target != nullptr)
-          return cpu::pool_kernels(target->bit)
-              .unpack(shape, format.type, parts, destination, begin, end);
+        if (kernels) return kernels->unpack(shape, format.type, parts, destination, begin, end);
         for (std::int64_t band = begin; band < end; ++band)
           core::reference_unpack_band(shape, format.type, parts, destination, band);
       });

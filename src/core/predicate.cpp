@@ -174,14 +174,14 @@ Status pack(const PredicateFormat& format, const void* source, Payload payload,
                            execution.stream);
   }
 #endif
-  const core::SimdTarget* target = core::choose_host_target(execution);
+  const auto kernels = core::choose_kernels(execution, cpu::bit_kernels);
   core::split_elements(
       format.count, execution.threads, [&](std::int64_t first, std::int64_t count) {
         const void* from =
             static_cast<const char*>(source) + static_cast<std::size_t>(first) * size;
         std::uint8_t* to = static_cast<std::uint8_t*>(payload.data) + first / 8;
-        if (target != nullptr)
-          cpu::bit_kernels(target->bit).pack(test, size, from, count, to);
+        if (kernels)
+          kernels->pack(test, size, from, count, to);
         else
           core::reference_pack_predicate(format, from, count, to);
       });
@@ -203,13 +203,13 @@ Status unpack(const PredicateFormat& format, ConstPayload payload, void* destina
                              execution.stream);
   }
 #endif
-  const core::SimdTarget* target = core::choose_host_target(execution);
+  const auto kernels = core::choose_kernels(execution, cpu::bit_kernels);
   core::split_elements(
       format.count, execution.threads, [&](std::int64_t first, std::int64_t count) {
         const std::uint8_t* from = static_cast<const std::uint8_t*>(payload.data) + first / 8;
         void* to = static_cast<char*>(destination) + static_cast<std::size_t>(first) * size;
-        if (target != nullptr)
-          cpu::bit_kernels(target->bit).unpack(values, size, from, count, to);
+        if (kernels)
+          kernels->unpack(values, size, from, count, to);
         else
           core::reference_unpack_bits(values, size, from, count, to);
       });

@@ -46,9 +46,8 @@ const char* element_at(const RangedFormat& format, const void* data, std::int64_
 }
 
 cpu::RangedKernels kernels_for(const Execution& execution) {
-  if (const core::SimdTarget* target = core::choose_host_target(execution))
-    return cpu::ranged_kernels(target->bit);
-  return {core::reference_pack_ranged, core::reference_unpack_ranged, core::reference_widen_run,
+  if (const auto kernels = core::choose_kernels(execution, cpu::ranged_kernels)) return *kernels;
+  return {0, core::reference_pack_ranged, core::reference_unpack_ranged, core::reference_widen_run,
           core::reference_widen_row};
 }
 

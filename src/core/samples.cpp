@@ -63,11 +63,6 @@ const char* sample_at(const SampleFormat& format, const void* data, std::int64_t
          static_cast<std::size_t>(sample * format.per_sample) * size_of(format.type);
 }
 
-float score_of(const SampleFormat& format, const core::SimdTarget* target, const void* first) {
-  return target == nullptr ? core::reference_score(format, first)
-                           : cpu::sample_kernels(target->bit).score(format, first);
-}
-
 // Calls work(sample) for every sample, on so many threads.
 template <typename Work>
 void for_samples(const SampleFormat& format, const SampleGeometry& geometry, int threads,
@@ -128,7 +123,8 @@ Status pack(const SampleFormat& format, const void* source, const float* weights
     return cuda::pack_samples(format, source, weights, mixed, payload.data, execution.stream);
   }
 #endif
-  const core::SimdTarget* target = core::choose_host_target(execution);
+  const auto scoring = core::choose_kernels(execution, cpu::sample_kernels);
+  const auto kernels = core::choose_kernels(execution, cpu::group_kernels);
   if (geometry.bytes == 0) return {};
   char* const bytes = static_cast<char*>(payload.data);
   auto* const slots = reinterpret_cast<std::uint32_t*>(bytes);
@@ -136,7 +132,8 @@ Status pack(const SampleFormat& format, const void* source, const float* weights
   // Codes come later: what is going to be theirs holds the order meanwhile.
   auto* const order = reinterpret_cast<std::uint32_t*>(bytes + geometry.body);
   for_samples(format, geometry, execution.threads, [&](std::int64_t sample) {
-    scores[sample] = score_of(format, target, sample_at(format, source, sample));
+    const void* first = sample_at(format, source, sample);
+    scores[sample] = scoring ? scoring->score(format, first) : core::reference_score(format, first);
   });
   core::order_samples(scores, weights, format.samples, order);
   for (std::int64_t slot = 0; slot < format.samples; ++slot)
@@ -147,9 +144,8 @@ Status pack(const SampleFormat& format, const void* source, const float* weights
     const SamplePlace place = core::place_of(format, geometry, bytes, slots[sample]);
     const void* first = sample_at(format, source, sample);
     const std::int64_t group = sample * geometry.groups;
-    if (target == nullptr) return core::reference_pack_sample(place, first, mixed, group);
-    cpu::group_kernels(target->bit)
-        .pack_run(place.format, first, mixed, group, place.headers, place.codes);
+    if (!kernels) return core::reference_pack_sample(place, first, mixed, group);
+    kernels->pack_run(place.format, first, mixed, group, place.headers, place.codes);
   });
   return {};
 }
@@ -167,7 +163,7 @@ Status unpack(const SampleFormat& format, ConstPayload payload, void* destinatio
     return cuda::unpack_samples(format, payload.data, destination, execution.stream);
   }
 #endif
-  const core::SimdTarget* target = core::choose_host_target(execution);
+  const auto kernels = core::choose_kernels(execution, cpu::group_kernels);
   if (geometry.bytes == 0) return {};
   void* const bytes = const_cast<void*>(payload.data);  // only read below
   const auto* slots = static_cast<const std::uint32_t*>(payload.data);
@@ -176,8 +172,8 @@ Status unpack(const SampleFormat& format, ConstPayload payload, void* destinatio
     const SamplePlace place =
         core::place_of(format, geometry, bytes, std::min(slots[sample], last));
     void* first = const_cast<char*>(sample_at(format, destination, sample));
-    if (target == nullptr) return core::reference_unpack_sample(place, first);
-    cpu::group_kernels(target->bit).unpack_run(place.format, place.headers, place.codes, first);
+    if (!kernels) return core::reference_unpack_sample(place, first);
+    kernels->unpack_run(place.format, place.headers, place.codes, first);
   });
   return {};
 }

@@ -67,7 +67,7 @@ Status fill_signs(ElementType type, float size, std::int64_t count, const Key& k
     return cuda::fill_signs(bits, size_of(type), count, mixed, destination, execution.stream);
   }
 #endif
-  core::choose_host_target(execution);
+  core::report_target(execution, 0);
   core::split_elements(count, execution.threads, [&](std::int64_t first, std::int64_t part) {
     switch (size_of(type)) {
       case 2:

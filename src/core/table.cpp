@@ -39,9 +39,8 @@ TableCode code_of(const TableFormat& format) {
 }
 
 cpu::TableKernels kernels_for(const Execution& execution) {
-  if (const core::SimdTarget* target = core::choose_host_target(execution))
-    return cpu::table_kernels(target->bit);
-  return {core::reference_pack_table, core::reference_unpack_table};
+  if (const auto kernels = core::choose_kernels(execution, cpu::table_kernels)) return *kernels;
+  return {0, core::reference_pack_table, core::reference_unpack_table};
 }
 
 }  // namespace

@@ -155,7 +155,7 @@ void unpack_bits(const core::BitValues& values, std::size_t element_bytes, const
   }
 }
 
-BitKernels bit_kernel_table() { return {pack_bits, unpack_bits}; }
+BitKernels bit_kernel_table() { return {HWY_TARGET, pack_bits, unpack_bits}; }
 
 #endif
 }  // namespace HWY_NAMESPACE

@@ -13,6 +13,7 @@
 namespace backfold::cpu {
 
 struct BitKernels {
+  std::int64_t target;  // Highway's bit of the one they were compiled for
   // Packs `count` elements of 1, 2, 4 or 8 bytes into bit_bytes(count) bytes.
   void (*pack)(const core::BitTest& test, std::size_t element_bytes, const void* source,
                std::int64_t count, std::uint8_t* bits);

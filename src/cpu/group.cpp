@@ -356,7 +356,9 @@ void UnpackRun(const GroupFormat& format, const std::uint32_t* headers, const st
   UnpackGroups(format, run, destination, 0, core::GroupGeometry(format).groups);
 }
 
-GroupKernels Kernels() { return {&Pack, &Unpack, &PackRun, &UnpackRun, &PackRows, &UnpackRows}; }
+GroupKernels Kernels() {
+  return {HWY_TARGET, &Pack, &Unpack, &PackRun, &UnpackRun, &PackRows, &UnpackRows};
+}
 
 #endif  // HWY_TARGET
 }  // namespace HWY_NAMESPACE

@@ -13,6 +13,7 @@
 namespace backfold::cpu {
 
 struct GroupKernels {
+  std::int64_t target;  // Highway's bit of the one they were compiled for
   // Packs groups [begin, end) of a tensor. Arguments have been checked.
   void (*pack)(const GroupFormat& format, const void* source, core::MixedKey key, void* payload,
                std::int64_t begin, std::int64_t end);

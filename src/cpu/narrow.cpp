@@ -87,7 +87,7 @@ void decode(const core::NarrowCode& code, std::size_t element_bytes, const void*
   });
 }
 
-NarrowKernels narrow_kernel_table() { return {encode, decode}; }
+NarrowKernels narrow_kernel_table() { return {HWY_TARGET, encode, decode}; }
 
 #endif
 }  // namespace HWY_NAMESPACE

@@ -13,6 +13,7 @@
 namespace backfold::cpu {
 
 struct NarrowKernels {
+  std::int64_t target;  // Highway's bit of the one they were compiled for
   // Writes the codes of `count` elements and nothing after them.
   void (*encode)(const core::NarrowCode& code, std::size_t element_bytes, const void* source,
                  std::int64_t count, void* codes);

@@ -372,7 +372,7 @@ void unpack_bands(const PoolShape& shape, ElementType type, const PoolParts& par
   });
 }
 
-PoolKernels pool_kernel_table() { return {pack_bands, unpack_bands}; }
+PoolKernels pool_kernel_table() { return {HWY_TARGET, pack_bands, unpack_bands}; }
 
 #endif  // HWY_TARGET
 }  // namespace HWY_NAMESPACE

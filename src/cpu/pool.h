@@ -13,6 +13,7 @@
 namespace backfold::cpu {
 
 struct PoolKernels {
+  std::int64_t target;  // Highway's bit of the one they were compiled for
   // Bands begin to end - 1.
   void (*pack)(const core::PoolShape& shape, ElementType type, const void* source,
                core::MixedKey key, const core::PoolParts& parts, std::int64_t begin,

@@ -302,7 +302,7 @@ void widen_row(ElementType type, const void* source, std::int64_t count, Bounds*
       type, [&]<typename T>() { widen_row_of(static_cast<const T*>(source), count, bounds); });
 }
 
-RangedKernels ranged_kernel_table() { return {pack, unpack, widen_run, widen_row}; }
+RangedKernels ranged_kernel_table() { return {HWY_TARGET, pack, unpack, widen_run, widen_row}; }
 
 #endif
 }  // namespace HWY_NAMESPACE

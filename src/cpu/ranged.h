@@ -14,6 +14,7 @@
 namespace backfold::cpu {
 
 struct RangedKernels {
+  std::int64_t target;  // Highway's bit of the one they were compiled for
   bool (*pack)(const RangedFormat& format, const void* source, const core::Grid* grids,
                core::MixedKey key, std::int64_t first, std::int64_t count, std::uint8_t* codes);
   void (*unpack)(const RangedFormat& format, const core::Grid* grids, const std::uint8_t* codes,

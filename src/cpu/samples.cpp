@@ -54,7 +54,7 @@ float ScoreOf(const SampleFormat& format, const void* first) {
   });
 }
 
-SampleKernels ScoreKernels() { return {&ScoreOf}; }
+SampleKernels ScoreKernels() { return {HWY_TARGET, &ScoreOf}; }
 
 #endif  // HWY_TARGET
 }  // namespace HWY_NAMESPACE

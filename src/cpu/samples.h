@@ -12,6 +12,7 @@
 namespace backfold::cpu {
 
 struct SampleKernels {
+  std::int64_t target;  // Highway's bit of the one they were compiled for
   // The score of the sample whose elements start at `first`.
   float (*score)(const SampleFormat& format, const void* first);
 };

@@ -165,7 +165,7 @@ void unpack(const core::TableCode& table, ElementType type, const std::uint8_t* 
   });
 }
 
-TableKernels table_kernel_table() { return {pack, unpack}; }
+TableKernels table_kernel_table() { return {HWY_TARGET, pack, unpack}; }
 
 #endif
 }  // namespace HWY_NAMESPACE

@@ -14,6 +14,7 @@
 namespace backfold::cpu {
 
 struct TableKernels {
+  std::int64_t target;  // Highway's bit of the one they were compiled for
   void (*pack)(const core::TableCode& table, ElementType type, const void* source,
                std::int64_t count, std::uint8_t* low, std::uint8_t* high);
   void (*unpack)(const core::TableCode& table, ElementType type, const std::uint8_t* low,

@@ -14,12 +14,14 @@ const Targets& targets() {
     std::int64_t bits = hwy::SupportedTargets() & HWY_TARGETS & ~(HWY_EMU128 | HWY_SCALAR);
     for (; bits != 0; bits &= bits - 1) {
       const std::int64_t bit = bits & -bits;
-      found.targets.push_back({hwy::TargetName(bit), bit});
+      found.targets.push_back({target_name(bit), bit});
       found.names.push_back(found.targets.back().name);
     }
     return found;
   }();
   return all;
 }
+
+std::string_view target_name(std::int64_t bit) { return hwy::TargetName(bit); }
 
 }  // namespace backfold::cpu

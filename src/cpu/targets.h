@@ -12,6 +12,7 @@
 #ifndef BACKFOLD_CPU_TARGETS_H_
 #define BACKFOLD_CPU_TARGETS_H_
 
+#include <cstdint>
 #include <string_view>
 #include <vector>
 
@@ -26,6 +27,9 @@ struct Targets {
 
 // What this build has and this machine runs. Computed once.
 const Targets& targets();
+
+// Highway's name for a target's bit.
+std::string_view target_name(std::int64_t bit);
 
 }  // namespace backfold::cpu
 

@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstdlib>
 #include <set>
 #include <string>
 #include <thread>
@@ -16,6 +17,13 @@
 #include "backfold/group.h"
 #include "core/support.h"
 #include "core/threads.h"
+#include "cpu/bits.h"
+#include "cpu/group.h"
+#include "cpu/narrow.h"
+#include "cpu/pool.h"
+#include "cpu/ranged.h"
+#include "cpu/samples.h"
+#include "cpu/table.h"
 
 namespace backfold::testing {
 namespace {
@@ -47,17 +55,88 @@ TEST(Dispatch, RunsWhatIsForced) {
   }
 }
 
-TEST(Dispatch, ChoosesTheBestSimdTargetByItself) {
+// CMake runs this once more with BACKFOLD_TARGET=reference.
+TEST(Dispatch, ChoosesTheBestTargetUnlessTheEnvironmentNamesOne) {
   const std::string best =
       simd_targets().empty() ? "reference" : std::string(simd_targets().front());
-  EXPECT_EQ(runner({}), best);
+  const char* named = std::getenv("BACKFOLD_TARGET");
+  EXPECT_EQ(runner({}), named != nullptr ? named : best);
   if (!simd_targets().empty()) {
     EXPECT_EQ(runner({.backend = Backend::kSimd}), best);
   }
 }
 
-// A kernel that was compiled for one target and filed under another would still give the right
-// bytes: the table must hold a kernel of its own for each.
+TEST(Dispatch, TakesEveryTargetAndTheReferenceFromTheEnvironment) {
+  const core::SimdTarget* target = nullptr;
+  for (const std::string_view name : simd_targets()) {
+    EXPECT_TRUE(core::find_cpu_target(name, &target).ok());
+    EXPECT_EQ(target, core::find_simd_target(name));
+  }
+  EXPECT_TRUE(core::find_cpu_target("reference", &target).ok());
+  EXPECT_EQ(target, nullptr);
+  EXPECT_TRUE(core::find_cpu_target("", &target).ok());
+  EXPECT_EQ(target, core::find_simd_target(""));
+  for (const std::string_view wrong : {"avx2", "SSE9", "Reference"}) {
+    const Status status = core::find_cpu_target(wrong, &target);
+    expect_error(status, StatusCode::kUnavailable, "BACKFOLD_TARGET '" + std::string(wrong) + "'");
+    expect_error(status, StatusCode::kUnavailable, core::list_simd_targets());
+  }
+}
+
+using Addresses = std::vector<void (*)()>;
+
+template <typename... Functions>
+Addresses addresses(Functions... functions) {
+  return {reinterpret_cast<void (*)()>(functions)...};
+}
+Addresses functions(const cpu::BitKernels& k) { return addresses(k.pack, k.unpack); }
+Addresses functions(const cpu::GroupKernels& k) {
+  return addresses(k.pack, k.unpack, k.pack_run, k.unpack_run);
+}
+Addresses functions(const cpu::NarrowKernels& k) { return addresses(k.encode, k.decode); }
+Addresses functions(const cpu::PoolKernels& k) { return addresses(k.pack, k.unpack); }
+Addresses functions(const cpu::RangedKernels& k) {
+  return addresses(k.pack, k.unpack, k.widen_run, k.widen_row);
+}
+Addresses functions(const cpu::SampleKernels& k) { return addresses(k.score); }
+Addresses functions(const cpu::TableKernels& k) { return addresses(k.pack, k.unpack); }
+
+// Any target's kernels give the right bytes: only the kernels can say that those of another one
+// were filed under a name. They carry what they were compiled for; execution.ran repeats it.
+template <typename Kernels>
+void expect_own_kernels(const char* family, Kernels (*kernels_of)(std::int64_t)) {
+  std::set<void (*)()> seen;
+  for (const std::string_view name : simd_targets()) {
+    const std::int64_t bit = core::find_simd_target(name)->bit;
+    const Kernels kernels = kernels_of(bit);
+    EXPECT_EQ(kernels.target, bit) << family << ", " << name;
+    for (const auto function : functions(kernels))
+      EXPECT_TRUE(seen.insert(function).second) << family << ", " << name;
+  }
+}
+
+TEST(Dispatch, HasKernelsOfItsOwnForEachTarget) {
+  expect_own_kernels("bits", cpu::bit_kernels);
+  expect_own_kernels("group", cpu::group_kernels);
+  expect_own_kernels("narrow", cpu::narrow_kernels);
+  expect_own_kernels("pool", cpu::pool_kernels);
+  expect_own_kernels("ranged", cpu::ranged_kernels);
+  expect_own_kernels("samples", cpu::sample_kernels);
+  expect_own_kernels("table", cpu::table_kernels);
+}
+
+TEST(Dispatch, ReportsWhatTheKernelsWereCompiledForNotWhatWasAskedFor) {
+  if (simd_targets().size() < 2) GTEST_SKIP() << "this machine runs one SIMD target at most";
+  const std::string_view worst = simd_targets().back();
+  static const std::int64_t misfiled = core::find_simd_target(worst)->bit;
+  std::string_view ran;
+  const auto kernels = core::choose_kernels<cpu::GroupKernels>(
+      {.backend = Backend::kSimd, .simd_target = simd_targets().front(), .ran = &ran},
+      [](std::int64_t) { return cpu::group_kernels(misfiled); });
+  EXPECT_TRUE(kernels.has_value());
+  EXPECT_EQ(ran, worst);
+}
+
 TEST(Dispatch, HasDistinctTargets) {
   std::set<std::string_view> names(simd_targets().begin(), simd_targets().end());
   EXPECT_EQ(names.size(), simd_targets().size());

@@ -56,7 +56,7 @@ Bytes written(ElementType type, float size, std::int64_t count, const Key& key, 
   Memory memory(execution.backend, static_cast<std::size_t>(count) * size_of(type), offset);
   const Status status = fill_signs(type, size, count, key, memory.data(), execution);
   EXPECT_TRUE(status.ok()) << status.message();
-  EXPECT_EQ(ran, expected_runner(execution));
+  EXPECT_EQ(ran, expected_runner(execution, false));
   EXPECT_TRUE(memory.guards_intact()) << "written out of bounds";
   return memory.read();
 }

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstdlib>
 #include <cstring>
 #include <new>
 
@@ -112,11 +113,13 @@ const Place& reference() {
   return place;
 }
 
-std::string_view expected_runner(const Execution& execution) {
+std::string_view expected_runner(const Execution& execution, bool has_simd_kernels) {
   if (execution.backend == Backend::kCuda) return "cuda";
-  if (execution.backend == Backend::kReference) return "reference";
+  if (execution.backend == Backend::kReference || !has_simd_kernels) return "reference";
   if (execution.backend == Backend::kSimd && !execution.simd_target.empty())
     return execution.simd_target;
+  const char* forced = std::getenv("BACKFOLD_TARGET");
+  if (execution.backend == Backend::kCpu && forced != nullptr) return forced;
   return simd_targets().empty() ? "reference" : simd_targets().front();
 }
 

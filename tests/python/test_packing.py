@@ -2,6 +2,9 @@
 """backfold.pack and backfold.unpack, and the operators below them."""
 
 import doctest
+import os
+import subprocess
+import sys
 
 import backfold
 import backfold._packing
@@ -90,6 +93,35 @@ def test_a_packet_does_not_keep_its_source():
     expected = backfold.unpack(packet)
     x.zero_()
     assert torch.equal(backfold.unpack(packet), expected)
+
+
+PACK_AND_FOLD = """
+import backfold, torch
+x = torch.linspace(-1, 1, 65536).reshape(256, 256).requires_grad_()
+print(backfold.pack(x.detach(), 3, "rotated").payload.sum().item())
+with backfold.Controller(bits=4, min_bytes=0) as fold:
+    loss = (x * x.cos()).sum()
+loss.backward()
+print(x.grad.sum().item())
+"""
+
+
+def run_on_target(target: str | None) -> subprocess.CompletedProcess[str]:
+    environment = {name: value for name, value in os.environ.items() if name != "BACKFOLD_TARGET"}
+    if target is not None:
+        environment["BACKFOLD_TARGET"] = target
+    return subprocess.run(
+        [sys.executable, "-c", PACK_AND_FOLD], env=environment, capture_output=True, text=True
+    )
+
+
+def test_the_environment_forces_a_target_for_the_whole_process():
+    own, reference = run_on_target(None), run_on_target("reference")
+    assert own.returncode == reference.returncode == 0, own.stderr + reference.stderr
+    assert own.stdout == reference.stdout
+    refused = run_on_target("AVX9")
+    assert refused.returncode != 0
+    assert "BACKFOLD_TARGET 'AVX9' is neither reference nor among" in refused.stderr
 
 
 @pytest.mark.skipif("cuda" not in DEVICES, reason="compares a GPU with the CPU: needs a GPU")
