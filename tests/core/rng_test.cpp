@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // What stochastic rounding asks of its random numbers: each uniform, no two correlated, nothing in
-// common between keys. Fixed keys, so that a pass stays a pass.
+// common between keys. Fixed keys, so that a pass stays a pass. And that they stay what they are:
+// packets of one version are those of the next.
 
 #include "core/rng.h"
 
@@ -48,6 +49,53 @@ double correlation_z(const std::vector<bool>& a, const std::vector<bool>& b, std
   const double covariance = both / size - first / size * (second / size);
   const double variance = first / size * (1 - first / size) * (second / size) * (1 - second / size);
   return covariance / std::sqrt(variance) * std::sqrt(size);
+}
+
+// The formula of docs/formats.md, computed elsewhere. A change here is a change of every packet.
+TEST(RandomNumbers, AreTheKnownOnes) {
+  struct Answer {
+    Key key;
+    std::uint64_t start;  // second and first half of the mixed key
+    std::uint64_t block;
+    std::uint32_t hash;
+    std::uint32_t bits[kRandomBlock];  // of the block's elements
+  };
+  constexpr std::uint64_t kAll = ~std::uint64_t{0};
+  const Answer answers[] = {
+      {{0, 0},
+       0x4821'8226'ff3c'd4bf,
+       0,
+       0x88f9'56dd,
+       {0xa6f1'77ff, 0xfc1d'e8a9, 0x9dee'83cd, 0xf850'c2bb, 0xa287'd193, 0xd6a7'0bb5, 0x30c9'7279,
+        0x5583'0571}},
+      {{1, 2},
+       0x081a'5c13'7785'6b73,
+       0,
+       0x3951'13f3,
+       {0x6879'66f1, 0xc8d6'eae7, 0x36b1'a603, 0x2d7f'03f5, 0x7d6e'ba9d, 0x139a'849b, 0xe1cf'ce17,
+        0x88fd'629f}},
+      {{1, 2},
+       0x081a'5c13'7785'6b73,
+       1,
+       0xb9b8'2402,
+       {0x772c'd916, 0xf6bd'f07a, 0x69c3'd762, 0xb8d8'50ee, 0x4184'725e, 0x379c'0172, 0xcbdd'c89a,
+        0x4d89'6f4a}},
+      {{kAll, kAll},
+       0x4650'bc0e'b331'2e23,
+       0x5'0000'0007,
+       0x3b1e'b50e,
+       {0x9cfb'629a, 0x751c'a856, 0xedd0'ccae, 0x2ffd'3582, 0x1c6f'1792, 0xf984'bb1e, 0x4fc3'2136,
+        0xd0b7'4806}},
+  };
+  for (const Answer& answer : answers) {
+    const MixedKey key = mixed(answer.key);
+    EXPECT_EQ(key.first, static_cast<std::uint32_t>(answer.start));
+    EXPECT_EQ(key.second, static_cast<std::uint32_t>(answer.start >> 32));
+    EXPECT_EQ(hash_at(key, answer.block), answer.hash);
+    for (int i = 0; i < kRandomBlock; ++i)
+      EXPECT_EQ(answer.hash * element_multiplier(i), answer.bits[i]);
+  }
+  EXPECT_EQ(unit_interval(0x6879'66f1u), 1.0f + 3'423'411 * 0x1p-23f);
 }
 
 TEST(RandomNumbers, LieBetweenOneAndTwo) {
