@@ -40,6 +40,7 @@ add_library(backfold_torch SHARED
   src/torch/effect.cpp
   src/torch/entry.cpp
   src/torch/exact_ops.cpp
+  src/torch/exact_ops_functions.cpp
   src/torch/exact_ops_geometry.cpp
   src/torch/exact_ops_indices.cpp
   src/torch/exact_ops_predicates.cpp

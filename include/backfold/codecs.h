@@ -80,8 +80,9 @@ void check_codec(const Codec& codec);
 
 // Which saved tensors a rule is for; what is left out matches everything.
 struct Selector {
-  std::string path = {};                    // of the part of the model, a shell pattern
-  std::string op = {};                      // that saves it, a shell pattern: "aten::gelu"
+  std::string path = {};  // of the part of the model, a shell pattern
+  // Operator or autograd.Function that saves it, a shell pattern: "aten::gelu", "FlashAttnFunc".
+  std::string op = {};
   std::optional<at::ScalarType> type = {};  // of its elements
   std::int64_t min_bytes = 0;               // that autograd would keep for it
 };

@@ -131,7 +131,8 @@ class Where:
 
     Args:
         module: a pattern of module paths, or a class of modules; modules inside count, too.
-        op: the operator that saves, as in a report: ``"aten::gelu"``, or a pattern.
+        op: the operator or autograd.Function that saves, as in a report: ``"aten::gelu"``, or a
+            pattern.
         dtype: of the tensor.
         min_bytes: that autograd would keep for it.
 
@@ -169,6 +170,8 @@ class Where:
         'aten::gelu'
         >>> Where.of(torch.nn.Conv2d).module
         <class 'torch.nn.modules.conv.Conv2d'>
+        >>> Where.of(torch.utils.checkpoint.CheckpointFunction).op
+        'CheckpointFunction'
         """
         if isinstance(selector, Where):
             return selector
@@ -178,7 +181,10 @@ class Where:
             return Where(dtype=selector)
         if isinstance(selector, type) and issubclass(selector, torch.nn.Module):
             return Where(selector)
+        if isinstance(selector, type) and issubclass(selector, torch.autograd.Function):
+            return Where(op=selector.__name__)
         raise TypeError(
-            "codec: a selector must be a pattern of module paths, a class of modules, the name of "
-            f"an operator, a torch.dtype or a codecs.Where, got {selector!r}"
+            "codec: a selector must be a pattern of module paths, a class of modules or of "
+            "autograd.Function, the name of an operator, a torch.dtype or a codecs.Where, "
+            f"got {selector!r}"
         )

@@ -53,6 +53,7 @@ class Registry {
         op.wants_arguments |= rule.predicate || rule.bound || rule.when;
         for (std::size_t i = 0; i < op.slots.size(); ++i)
           if (wildcard || rule.slot == op.slots[i]) op.argument_rules[i].push_back(&rule);
+        if (!op.schema) op.saved_rules.push_back(&rule);
         if (wildcard || rule.slot.starts_with("result")) op.result_rules.push_back(&rule);
       }
     }
@@ -106,7 +107,7 @@ std::unique_ptr<at::ObserverContext> begin(const at::RecordFunction& call) {
   if (thread.depth == thread.calls.size()) thread.calls.emplace_back();
   RunningCall& running = thread.calls[thread.depth++];
   running.op = operator_of(call);
-  running.results = 0;
+  running.saves = running.results = 0;
   running.saved = false;
   running.note = -1;
   running.sampled.clear();

@@ -36,9 +36,10 @@ struct Operator {
   // Rows of the table, those of a slot's own name first: a row may be for some calls alone.
   std::vector<std::vector<const Rule*>> argument_rules;  // by position
   std::vector<const Rule*> result_rules;
-  c10::SmallVector<int, 1> written;  // positions of arguments that it writes
-  bool opaque = false;               // nobody knows what its backward does
-  bool compiled = false;             // a graph of torch.compile
+  std::vector<const Rule*> saved_rules;  // of a function, which has no names for its arguments
+  c10::SmallVector<int, 1> written;      // positions of arguments that it writes
+  bool opaque = false;                   // nobody knows what its backward does
+  bool compiled = false;                 // a graph of torch.compile
   bool copies = false;           // aten::_to_copy, which makes low-precision copies of parameters
   bool wants_arguments = false;  // a rule looks at the arguments of a call
   // The norm that it is of one of its arguments, by position.
@@ -51,7 +52,8 @@ struct RunningCall {
   // Arguments that are tensors, with their positions. Alive as long as the call runs.
   c10::SmallVector<std::pair<c10::TensorImpl*, int>, 8> tensors;
   std::vector<c10::IValue> arguments;  // copies, where the operator wants them
-  int results = 0;                     // tensors saved so far that are no argument
+  int saves = 0;                       // tensors saved so far
+  int results = 0;                     // of them, those that are no argument
   std::int64_t note = -1;              // of whoever observes the end of calls
   bool saved = false;                  // anything
   c10::SmallVector<Site*, 1> sampled;  // where gradients of samples are wanted

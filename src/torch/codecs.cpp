@@ -2,6 +2,7 @@
 
 #include "backfold/codecs.h"
 
+#include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
@@ -25,6 +26,12 @@ void check_one_of(const char* codec, const char* argument, int value,
 
 void check_block(const char* codec, int block) {
   TORCH_CHECK_VALUE(block >= 2 && block <= 16, codec, ": block must be from 2 to 16, got ", block);
+}
+
+bool is_aten(const std::string& name) {
+  for (const c10::OperatorName& known : c10::Dispatcher::singleton().getAllOpNames())
+    if (known.name == "aten::" + name) return true;
+  return false;
 }
 
 }  // namespace
@@ -98,7 +105,8 @@ void check_selector(const Selector& where) {
                       "codec: the ", name, " pattern '", pattern,
                       "' has a '[' without a ']'; a pattern takes *, ? and [abc]");
   }
-  TORCH_CHECK_VALUE(where.op.empty() || where.op.find("::") != std::string::npos,
+  // A class of autograd.Function has no namespace; an operator of torch has.
+  TORCH_CHECK_VALUE(where.op.find("::") != std::string::npos || !is_aten(where.op),
                     "codec: op must be a name with its namespace like 'aten::gelu', got '",
                     where.op, "'");
   TORCH_CHECK_VALUE(where.min_bytes >= 0, "codec: min_bytes must be 0 or more, got ",

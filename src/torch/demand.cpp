@@ -5,11 +5,6 @@
 namespace backfold::torch_layer {
 namespace {
 
-// The backward of a Python function or of another library's operator may do anything with what it
-// saved. 8 bits keep what it exponentiates or subtracts within a fraction of a percent of a group's
-// range.
-constexpr int kOpaqueBits = 8;
-
 int strictness(const Rule* rule) {
   switch (rule ? rule->reads : Reads::kValues) {
     case Reads::kGeometry:
@@ -35,12 +30,12 @@ const Rule* first_of(const std::vector<const Rule*>& rows, const Call& call,
   return nullptr;
 }
 
-// Likewise among the rows for results: "result" is for each of them, "result.1" for the second.
-const Rule* rule_of_result(const std::vector<const Rule*>& rows, int ordinal, const Call& call,
-                           const at::Tensor& tensor) {
+// Likewise among rows by order: "result" is for each result, "result.1" for the second.
+const Rule* rule_by_order(const std::vector<const Rule*>& rows, int ordinal, const Call& call,
+                          const at::Tensor& tensor) {
   for (const Rule* rule : rows) {
-    const bool named = rule->slot.starts_with("result.");
-    if (named && rule->slot.back() - '0' != ordinal) continue;
+    const bool numbered = rule->slot.find('.') != std::string_view::npos;
+    if (numbered && rule->slot.back() - '0' != ordinal) continue;
     if (!rule->when || rule->when(call, tensor)) return rule;
   }
   return nullptr;
@@ -53,6 +48,7 @@ Demand demand_of(RunningCall& call, const at::Tensor& tensor) {
   const Operator& op = *call.op;
   static const c10::FunctionSchema no_schema("", "", {}, {});
   const Call arguments(op.schema ? *op.schema : no_schema, call.arguments);
+  const int order = call.saves++;
   demand.slot = -1;
   for (const auto& [argument, position] : call.tensors) {
     if (argument != tensor.unsafeGetTensorImpl()) continue;
@@ -65,15 +61,16 @@ Demand demand_of(RunningCall& call, const at::Tensor& tensor) {
   }
   if (demand.slot < 0) {
     const int ordinal = call.results++;
-    demand.rule = rule_of_result(op.result_rules, ordinal, arguments, tensor);
+    demand.rule = rule_by_order(op.result_rules, ordinal, arguments, tensor);
     demand.slot = static_cast<int>(op.slots.size()) + ordinal;
   }
   if (op.norm && demand.slot == op.norm_slot) demand.norm = norm_call(*op.norm, arguments);
-  if (op.opaque) {
-    demand.reads = Reads::kFinely;
-    demand.bits = kOpaqueBits;
-    demand.reason = "what its backward does is not known";
+  if (!op.schema) demand.rule = rule_by_order(op.saved_rules, order, arguments, tensor);
+  if (op.opaque && !demand.rule) {
+    demand.reads = Reads::kExactly;
+    demand.reason = "a function that nobody knows, exact; codec= opens it";
   }
+  demand.openable = op.opaque && (!demand.rule || demand.rule->reads == Reads::kExactly);
   if (!demand.rule) return demand;
 
   const Rule& rule = *demand.rule;

@@ -21,6 +21,7 @@ struct Demand {
   int bits = 0;                // the fewest, where values are read
   const Rule* rule = nullptr;  // where it comes from, if from the table
   const char* reason = "";
+  bool openable = false;      // exact unless the user names the function in codec=
   PredicateFormat predicate;  // type and count still to be filled in
   Bound bound;
   std::optional<NormCall> norm;  // where the tensor is the input of one

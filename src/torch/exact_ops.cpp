@@ -22,7 +22,7 @@ const c10::IValue& Call::operator[](std::string_view name) const {
 c10::ArrayRef<Rule> rules() {
   static const std::vector<Rule> table = [] {
     std::vector<Rule> all = value_rules();
-    for (const auto part : {predicate_rules(), index_rules(), geometry_rules()}) {
+    for (const auto part : {predicate_rules(), index_rules(), geometry_rules(), function_rules()}) {
       all.insert(all.end(), part.begin(), part.end());
     }
     return all;

@@ -5,7 +5,8 @@
 // Autograd saves whole tensors; many backward formulas look at less: only at the sign, only at the
 // sizes. Others look harder: they divide by a value, compare it, exponentiate it, and a rounded
 // value would give a wrong gradient, not a noisy one. The table in exact_ops_*.cpp says which, one
-// row per operator and slot. What has no row is read as values that may carry unbiased noise.
+// row per operator and slot. What has no row is read as values that may carry unbiased noise, if
+// the operator is torch's own; functions of other libraries without a row stay exact.
 
 #ifndef BACKFOLD_TORCH_EXACT_OPS_H_
 #define BACKFOLD_TORCH_EXACT_OPS_H_
@@ -56,7 +57,9 @@ struct Bound {
 // One row. `op` is the operator without overload ("aten::relu"; "aten::relu_" has rows of its own).
 // `slot` is the name of the argument that is saved, "result" for any tensor that the operator made
 // and saved, "result.1" for the second of those in the order of saving, "*" for every slot that has
-// no row of its own. An entry of a list of tensors has the list's name.
+// no row of its own. An entry of a list of tensors has the list's name. An autograd.Function is
+// known by its class; its arguments have no names, and "saved.1" is the second tensor that it
+// saves.
 struct Rule {
   std::string_view op;
   std::string_view slot;

@@ -16,6 +16,7 @@ namespace backfold::torch_layer {
 c10::ArrayRef<Rule> predicate_rules();
 c10::ArrayRef<Rule> index_rules();
 c10::ArrayRef<Rule> geometry_rules();
+c10::ArrayRef<Rule> function_rules();
 std::vector<Rule> value_rules();
 
 }  // namespace backfold::torch_layer

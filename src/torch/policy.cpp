@@ -44,7 +44,7 @@ std::uint64_t Policy::rules_for(const std::string& path) const {
 }
 
 int Policy::rule_for(const Site& site, const Path& path, const at::Tensor& tensor,
-                     std::int64_t bytes) {
+                     std::int64_t bytes, bool named) {
   for (std::size_t i = 0; i < entries_.size(); ++i) {
     Entry& entry = entries_[i];
     const Selector& where = entry.rule.where;
@@ -52,6 +52,8 @@ int Policy::rule_for(const Site& site, const Path& path, const at::Tensor& tenso
     if (!where.op.empty() && !matches(where.op, site.op->name)) continue;
     if (where.type && *where.type != tensor.scalar_type()) continue;
     if (bytes < where.min_bytes) continue;
+    if (named && where.op.empty() && !std::holds_alternative<codecs::Keep>(entry.rule.codec))
+      continue;
     entry.matched = true;
     return static_cast<int>(i);
   }

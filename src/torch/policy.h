@@ -55,8 +55,10 @@ class Policy {
   // Rules whose pattern matches the name of a part, as a set of bits.
   std::uint64_t rules_for(const std::string& path) const;
 
-  // The first rule that matches; kNone where none does. Remembers that it did.
-  int rule_for(const Site& site, const Path& path, const at::Tensor& tensor, std::int64_t bytes);
+  // The first rule that matches; kNone where none does. Remembers that it did. With `named`, a rule
+  // that packs must name the operator.
+  int rule_for(const Site& site, const Path& path, const at::Tensor& tensor, std::int64_t bytes,
+               bool named);
 
  private:
   std::vector<Entry> entries_, menu_;

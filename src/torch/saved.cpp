@@ -78,7 +78,7 @@ void Saved::check_reader() const {
               ") only ", kept, " was kept, which is all that its backward (", rule_->nodes,
               ") reads. It cannot be read outside of backward; name its module in keep= to have it "
               "there.");
-  const std::string& name = name_of_node(reader_in(*node));
+  const std::string name = reader_in(*node).name();
   TORCH_CHECK(is_one_of(name, rule_->nodes), "backfold: of the tensor that ", site_.op->name,
               " saved (", site_.slot, ") only ", kept, " was kept for ", rule_->nodes, ", but ",
               name, " asks for it. Name its module in keep= to keep all of it.");

@@ -364,11 +364,11 @@ Saved Store::save(const at::Tensor& tensor, Site& site, const Demand& demand, st
   if (sites_->keeps(site)) return hold(saving, entry, Kind::kPassed, "named in keep=");
   const bool reads_values = demand.reads == Reads::kValues || demand.reads == Reads::kFinely;
   if (!policy_.empty()) {
-    saving.rule = policy_.rule_for(site, sites_->path_of(site), tensor, bytes);
+    saving.rule = policy_.rule_for(site, sites_->path_of(site), tensor, bytes, demand.openable);
     if (saving.rule != Policy::kNone &&
         std::holds_alternative<codecs::Keep>(policy_[saving.rule].rule.codec))
       return hold(saving, entry, Kind::kPassed, "codec=Keep()");
-    if (!reads_values) saving.rule = Policy::kNone;
+    if (!reads_values && !demand.openable) saving.rule = Policy::kNone;
   }
   if (saving.rule == Policy::kNone && reads_values && site.choice && site.choice->codec >= 0)
     saving.rule = Policy::menu_rule(site.choice->codec);
