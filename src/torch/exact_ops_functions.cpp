@@ -47,7 +47,7 @@ constexpr Rule values(std::string_view name, std::string_view slot, std::string_
 }
 
 constexpr Rule kRows[] = {
-    // flash-attn 1 to 4 save q, k, v, out, log-sum-exp, ...: as torch's own fused attention.
+    // flash-attn 2 to 4 save q, k, v, out, log-sum-exp, ...: as torch's own fused attention.
     of_function("FlashAttnFunc", "saved.0", Reads::kFinely, kLogits, 6, is_half),
     of_function("FlashAttnFunc", "saved.1", Reads::kFinely, kLogits, 6, is_half),
     of_function("FlashAttnFunc", "saved.2", Reads::kValues, kLinear, 0, is_half),
@@ -64,7 +64,8 @@ constexpr Rule kRows[] = {
     values("LigerGELUMulFunction", "saved.0", kSmooth),
     values("LigerGELUMulFunction", "saved.1", kProduct),
 
-    // Activations that save their input: EfficientNet's and MONAI's swish, BLOOM's gelu.
+    // Activations that save their input: EfficientNet's and MONAI's swish, BLOOM's and Megatron's
+    // gelu.
     values("SwishImplementation", "saved.0", kSmooth),
     values("GeLUFunction", "saved.0", kSmooth),
 
