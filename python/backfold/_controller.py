@@ -343,7 +343,7 @@ class Controller:
             self._core.calibrate(run, [], 1.0, method == "exact")
         finally:
             self._held_open = 0
-        self._core.replan(None)
+        self._core.replan()
 
     def plan(self) -> dict[str, Any]:
         """Width and layout of every place that saves tensors, and why; JSON can hold it."""

@@ -299,7 +299,7 @@ void add_controller(py::module_& module) {
       .def("exit", &PyController::exit)
       .def("report", &PyController::report)
       .def("calibrate", &PyController::calibrate)
-      .def("replan", &PyController::replan)
+      .def("replan", &PyController::replan, py::arg("energy") = py::none())
       .def("begin_own_probe", &PyController::begin_own_probe)
       .def("inside_model", &PyController::inside_model)
       .def("model_returned", &PyController::model_returned)

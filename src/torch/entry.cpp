@@ -106,6 +106,7 @@ StoreOptions options_now(State& state) {
     settle_scores(state);
   }
   StoreOptions options = state.options;
+  options.spares_small = state.target && state.target->kind == Target::Kind::kBits && !state.plan;
   options.wants_scores = state.probe || state.scores == State::Scores::kWanted;
   return options;
 }

@@ -35,6 +35,11 @@ constexpr Norm kNorms[] = {
     {"aten::std", "self", Rows::kLast},
     {"aten::std_mean", "self", Rows::kLast},
     {"aten::div", "self", Rows::kLast},
+
+    // Products, whose other factor is the gradient of each row.
+    {"aten::addmm", "mat1", Rows::kLast, -1, -1, true},
+    {"aten::mm", "self", Rows::kLast, -1, -1, true},
+    {"aten::linear", "input", Rows::kLast, -1, -1, true},
 };
 
 // A tensor of the type that statistics are computed with.
@@ -212,10 +217,12 @@ Normalisation scale_of(const NormRows& rows, const at::Tensor& dense) {
   const at::ScalarType type = type_of_statistics(dense.scalar_type());
   const at::Tensor largest = at::linalg_vector_norm(
       by_axes(dense, rows), std::numeric_limits<double>::infinity(), shared, false, type);
-  // A row of zeros has no scale; one with an infinity has none that would do.
-  const at::Tensor inverse = largest.reciprocal();
-  const at::Tensor usable = inverse.isfinite().logical_and_(inverse > 0);
-  return {rows, {}, table_of(at::where(usable, inverse, 1), rows, type)};
+  // A row of zeros comes back as zeros, whatever noise its neighbours bring: what was divided by
+  // its norm has a gradient of 1e12 there (padded windows of Swin V2). One with an infinity has no
+  // scale that would do.
+  constexpr double kForZeros = 0x1p120;
+  const at::Tensor inverse = largest.reciprocal().clamp_max_(kForZeros);
+  return {rows, {}, table_of(at::where(inverse > 0, inverse, 1), rows, type)};
 }
 
 at::Tensor normalised(const Normalisation& by, const at::Tensor& dense) {

@@ -37,6 +37,9 @@ struct Norm {
   std::string_view op, slot;
   Rows rows = Rows::kLast;
   int mean = -1, rstd = -1;  // among the operator's results, where they are
+  // Not a norm, but the gradient that arrives may be a norm's: as large for a row as the row is
+  // small. What that does is measured by the first plan; until then rows keep their own scale.
+  bool until_planned = false;
 };
 
 // The norm that an operator is of this argument, or null.

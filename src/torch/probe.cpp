@@ -268,7 +268,7 @@ Saved Probe::save(const at::Tensor& tensor, Site& site, const Demand& demand, Ru
     kept = std::make_shared<NotKept>(weak_from_this());
   } else if (foldable) {
     const auto record = call_record(call, site);
-    if (demand.norm) {
+    if (demand.norm && !demand.norm->norm->until_planned) {
       record->norm = demand.norm;
       record->norm_input = tensor.tensor_data();
       record->norm_site = &site;

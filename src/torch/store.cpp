@@ -109,11 +109,16 @@ int Store::floor_of(const Saving& saving) const {
   return options_.adaptive && saving.site.choice ? 0 : saving.demand.bits;
 }
 
-std::optional<Choice> Store::choice_for(const Site& site) const {
+std::optional<Choice> Store::choice_for(const Saving& saving) const {
+  const Site& site = saving.site;
   if (!site.choice && !options_.bits) return std::nullopt;
   Choice choice = site.choice ? *site.choice : Choice{*options_.bits, {}};
-  if (options_.adaptive && !site.choice)
-    choice.bits = std::max({choice.bits, site.floor, site.served_floor});
+  if (options_.adaptive && !site.choice) {
+    constexpr std::int64_t kSmall = 128 << 10;
+    constexpr int kSpared = 8;
+    const bool spared = options_.spares_small && saving.bytes < kSmall;
+    choice.bits = std::max({choice.bits, site.floor, site.served_floor, spared ? kSpared : 1});
+  }
   return choice;
 }
 
@@ -210,11 +215,11 @@ std::optional<Saved> Store::share(Saving& saving, Entry& entry) {
   const at::Tensor& tensor = saving.tensor;
   const std::uint32_t version = tensor._version();
   if (const auto hold = entry.hold.lock(); hold && hold->version() == version) {
-    const bool needed = saving.demand.reads == Reads::kExactly || !choice_for(saving.site);
+    const bool needed = saving.demand.reads == Reads::kExactly || !choice_for(saving);
     return this->hold(saving, entry, needed ? Kind::kRaw : Kind::kAlive, "");
   }
   const Span span = span_of(tensor);
-  const std::optional<Choice> choice = choice_for(saving.site);
+  const std::optional<Choice> choice = choice_for(saving);
   const int bits = !choice             ? 0
                    : options_.adaptive ? std::max(1, floor_of(saving))
                                        : std::max(choice->bits, saving.demand.bits);
@@ -265,7 +270,8 @@ Saved Store::pack(Saving& saving, Entry& entry, const Treatment& treatment, at::
 
   const at::Tensor* dense_copy = in_place ? nullptr : &copy;
   const at::Tensor& dense = in_place ? tensor : copy;
-  const std::optional<NormRows> rows = rows_to_normalise(format, saving.demand, dense);
+  const std::optional<NormRows> rows =
+      rows_to_normalise(format, saving.demand, dense, saving.site.choice.has_value());
   const auto packet =
       std::make_shared<SharedPacket>(tensor, span, dense_copy, format, saving.site, saving.rule);
   const Key key = next_key(saving.site, saving.step);
@@ -287,7 +293,7 @@ Saved Store::pack(Saving& saving, Entry& entry, const Treatment& treatment, at::
   ledger.held_bytes += bytes;
   ledger.elements += count;
   describe(ledger, treatment.kind, code_bits(format), treatment.reason, bytes,
-           choice_for(saving.site).value_or(Choice{}).grouping);
+           choice_for(saving).value_or(Choice{}).grouping);
   if (packet->is_planned()) {
     saving.site.root = nullptr;
     saving.site.zero_exact = treatment.kind == Kind::kZeroExact;
@@ -395,7 +401,7 @@ Saved Store::save(const at::Tensor& tensor, Site& site, const Demand& demand, st
 
   Demand wanted = demand;
   wanted.bits = floor_of(saving);
-  const Treatment treatment = choose(tensor, wanted, site.sign, choice_for(site));
+  const Treatment treatment = choose(tensor, wanted, site.sign, choice_for(saving));
   if (!treatment.format) {
     const bool part =
         treatment.by_choice && saving.bytes < static_cast<std::int64_t>(tensor.storage().nbytes());

@@ -33,6 +33,9 @@ struct StoreOptions {
   std::int64_t min_bytes = 0;  // smaller tensors are passed through
   std::uint64_t seed = 0;
   bool observe_only = false;  // pack nothing, count everything
+  // Until there is a plan: small tensors take few bytes at any width, and are sensitive more often
+  // than large ones (gates, heads, the last layers).
+  bool spares_small = false;
   bool wants_scores = false;  // of samples whose widths are about to be planned
   SampleIds samples;          // of the batch, where the user gave them
 };
@@ -111,7 +114,7 @@ class Store {
   // By the rule of the policy; none where its codec does not fit and need not.
   std::optional<Saved> encode(Saving& saving, Entry& entry, bool tanh);
   int floor_of(const Saving& saving) const;
-  std::optional<Choice> choice_for(const Site& site) const;
+  std::optional<Choice> choice_for(const Saving& saving) const;
   Key next_key(Site& site, std::int64_t step) const;
   // The ledger of the step, with this save counted in it: once for each save.
   Ledger& book(Saving& saving);

@@ -101,7 +101,7 @@ bool serves(const SharedPacket& packet, const Site& site, const Demand& demand, 
 
 bool serves_norm(const SharedPacket& packet, const Demand& demand, const at::Tensor& tensor) {
   const auto* group = std::get_if<GroupFormat>(&packet.format());
-  if (!demand.norm || !group) return true;
+  if (!demand.norm || !group || demand.norm->norm->until_planned) return true;
   if (has_few_values(*demand.norm, tensor)) return false;
   const auto rows = rows_of(*demand.norm, tensor);
   const Span span = span_of(tensor);
@@ -114,9 +114,10 @@ bool serves_norm(const SharedPacket& packet, const Demand& demand, const at::Ten
 }
 
 std::optional<NormRows> rows_to_normalise(Format& format, const Demand& demand,
-                                          const at::Tensor& dense) {
+                                          const at::Tensor& dense, bool planned) {
   auto* group = std::get_if<GroupFormat>(&format);
   if (!demand.norm || !group || group->zero_exact) return std::nullopt;
+  if (planned && demand.norm->norm->until_planned) return std::nullopt;
   auto rows = rows_of(*demand.norm, dense);
   if (!rows || !mixes(*group, *rows)) return std::nullopt;
   if (group->layout == Layout::kRotated) group->layout = Layout::kFlat;

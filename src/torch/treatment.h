@@ -37,9 +37,9 @@ bool serves(const SharedPacket& packet, const Site& site, const Demand& demand, 
 bool serves_norm(const SharedPacket& packet, const Demand& demand, const at::Tensor& tensor);
 
 // The rows by which a norm's input is normalised before it is packed; none where groups do not mix
-// them. Groups are not rotated then.
+// them. Groups are not rotated then. `planned`: a plan has chosen the format.
 std::optional<NormRows> rows_to_normalise(Format& format, const Demand& demand,
-                                          const at::Tensor& dense);
+                                          const at::Tensor& dense, bool planned);
 
 // For a tensor without obstacles, of a type that has a codec. No `choice`: only what is exact.
 Treatment choose(const at::Tensor& tensor, const Demand& demand, Site::Sign sign,
