@@ -13,6 +13,7 @@
 #include <ATen/core/Tensor.h>
 #include <c10/util/BFloat16.h>
 #include <c10/util/Half.h>
+#include <torch/version.h>
 
 #include <cmath>
 #include <cstdint>
@@ -98,6 +99,15 @@ bool threshold(const Call& call, c10::ScalarType type, PredicateFormat* format) 
   return true;
 }
 
+// A number of the type strictly between the bounds. False if none was found.
+bool find_inside(c10::ScalarType type, double low, double high, double* inside) {
+  for (const double candidate : {0.0, low / 2 + high / 2, low + 1, high - 1, 2 * low, 2 * high}) {
+    *inside = to_type(type, candidate);
+    if (low < *inside && *inside < high) return true;
+  }
+  return false;
+}
+
 // hardtanh_backward: x <= min or x >= max stops the gradient, compared in fp32.
 bool hardtanh(const Call& call, c10::ScalarType type, PredicateFormat* format) {
   double low, high;
@@ -107,14 +117,10 @@ bool hardtanh(const Call& call, c10::ScalarType type, PredicateFormat* format) {
   }
   low = to_fp32(type, low);
   high = to_fp32(type, high);
-  for (const double candidate : {0.0, low / 2 + high / 2, low + 1, high - 1, 2 * low, 2 * high}) {
-    const double inside = to_type(type, candidate);
-    if (low < inside && inside < high) {
-      fill(format, Comparison::kInsideOpen, low, high, true, inside, -kInf);
-      return true;
-    }
-  }
-  return false;
+  double inside;
+  if (!find_inside(type, low, high, &inside)) return false;
+  fill(format, Comparison::kInsideOpen, low, high, true, inside, -kInf);
+  return true;
 }
 
 // hardsigmoid_backward: -3 < x < 3 passes; a NaN does not.
@@ -134,8 +140,16 @@ bool shrink(const Call& call, c10::ScalarType type, PredicateFormat* format) {
   return true;
 }
 
-// clamp_backward: min <= x <= max passes, compared in the element's type; a NaN does not pass, so
-// that it can stand for all that do not. Bounds that are tensors are none of this.
+// Up to 2.13 an element that equals a bound of clamp passes its gradient on, from 2.14 it stops it
+// (pytorch#191142).
+#if TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR < 14
+constexpr bool kBoundsPass = true;
+#else
+constexpr bool kBoundsPass = false;
+#endif
+
+// clamp_backward: what is between min and max passes, compared in the element's type; a NaN does
+// not pass, so that it can stand for all that do not. Bounds that are tensors are none of this.
 bool clamp(const Call& call, c10::ScalarType type, PredicateFormat* format) {
   if (!is_real(type)) return false;
   const c10::IValue& min = call["min"];
@@ -147,11 +161,17 @@ bool clamp(const Call& call, c10::ScalarType type, PredicateFormat* format) {
   high = to_type(type, high);
   if (min.isNone() && max.isNone()) return false;  // then nothing is compared, not even a NaN
   if (max.isNone()) {
-    fill(format, Comparison::kGreaterEqual, low, 0.0, false, kInf, kNan);
+    const auto above = kBoundsPass ? Comparison::kGreaterEqual : Comparison::kGreater;
+    fill(format, above, low, 0.0, false, kInf, kNan);
   } else if (min.isNone()) {
-    fill(format, Comparison::kLessEqual, high, 0.0, false, -kInf, kNan);
-  } else {
+    const auto below = kBoundsPass ? Comparison::kLessEqual : Comparison::kLess;
+    fill(format, below, high, 0.0, false, -kInf, kNan);
+  } else if (kBoundsPass) {
     fill(format, Comparison::kInsideClosed, low, high, false, low, kNan);
+  } else {
+    double inside;
+    if (!find_inside(type, low, high, &inside)) return false;
+    fill(format, Comparison::kInsideOpen, low, high, false, inside, kNan);
   }
   return true;
 }

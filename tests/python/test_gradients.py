@@ -129,18 +129,24 @@ def test_a_relu_in_place_follows_a_linear_layer_of_three_dimensions(device, bits
         loss.backward()  # whose addmm gives a view
 
 
-@pytest.mark.parametrize("function", ["leaky_relu", "hardtanh", "relu6", "threshold", "clamp"])
+PREDICATES = {
+    "leaky_relu": lambda x: functional.leaky_relu(x, 0.1),
+    "hardtanh": lambda x: functional.hardtanh(x, -1.1, 0.3),
+    "relu6": functional.relu6,
+    "threshold": lambda x: functional.threshold(x, 0.1, 20.0),
+    "clamp": lambda x: x.clamp(-1.1, 0.3),
+    "clamp_inf": lambda x: x.clamp(-torch.inf, 0.3),
+    "clamp_min": lambda x: x.clamp_min(0.1),
+    "clamp_max": lambda x: x.clamp(max=6),
+}
+
+
+@pytest.mark.parametrize("function", PREDICATES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64])
 def test_predicates_at_their_bounds(device, function, dtype):
     # Exclusive or inclusive, rounded to the type or not, NaN to one side or the other: what the
     # backward kernel itself does is the reference.
-    run = {
-        "leaky_relu": lambda x: functional.leaky_relu(x, 0.1),
-        "hardtanh": lambda x: functional.hardtanh(x, -1.1, 0.3),
-        "relu6": functional.relu6,
-        "threshold": lambda x: functional.threshold(x, 0.1, 20.0),
-        "clamp": lambda x: x.clamp(-1.1, 0.3),
-    }[function]
+    run = PREDICATES[function]
     bounds = torch.tensor([-1.1, 0.3, 0.1, 0.0, -0.0, 6.0, float("nan"), float("inf")])
     if device == "cpu" and function in ("hardtanh", "relu6"):
         bounds = bounds[~bounds.isnan()]  # torch's kernel answers by their place in memory
