@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # The front door. Set-up is in scripts/setup, build settings are in CMakePresets.json.
+#
+# TORCH=2.15.0, say, makes an environment and builds of its own for that torch, and nothing of the others
+# is touched.
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
@@ -9,6 +12,12 @@
 
 JOBS ?= $(shell nproc)
 ARGS ?=
+TORCH ?=
+export TORCH
+
+OF_TORCH = $(if $(TORCH),-$(TORCH))
+PYTHON = $(CURDIR)/.venv$(OF_TORCH)/bin/python
+PYTHON_BUILD = build/python$(OF_TORCH)
 
 CMAKE_BUILD = cmake --build --parallel $(JOBS) --preset
 CTEST = ctest --parallel $(JOBS) --preset
@@ -21,10 +30,11 @@ PYTHON_FILES = python tests/python examples/python bench/run bench/format_errors
 help:
 	@echo 'make demo ARGS=...     train two models, plain and folded; print memory, time and accuracy'
 	@echo 'make demo-core         pack a tensor at each width; print size, error and speed'
-	@echo 'make test              every test: core, sanitizers, fuzzer, Python'
+	@echo 'make test              every test: core, sanitizers, fuzzers, Python'
+	@echo 'make test TORCH=2.15.0 the tests of the torch layer, with that torch in an environment of its own'
 	@echo 'make test-core         the C++ tests and examples (preset dev)'
 	@echo 'make test-asan         the C++ tests under the address and undefined sanitizers'
-	@echo 'make test-fuzz         the fuzzer, for a bounded time'
+	@echo 'make test-fuzz         the fuzzers, for a bounded time'
 	@echo 'make test-python       the tests of the torch layer, from C++ and from Python'
 	@echo 'make package           build the Python package into .venv'
 	@echo 'make bench ARGS=...    benchmarks; ARGS goes to bench/run'
@@ -32,7 +42,7 @@ help:
 	@echo 'make format            rewrite sources the way make lint wants them'
 	@echo 'make clean             delete build/ (.venv stays)'
 
-test: test-core test-asan test-fuzz test-python
+test: $(if $(TORCH),,test-core test-asan test-fuzz) test-python
 
 test-core:
 	@scripts/setup build tests
@@ -56,18 +66,19 @@ test-fuzz:
 test-python: PACKAGE_PARTS = tests demo
 test-python: PACKAGE_OPTIONS = ;BACKFOLD_TESTS=ON;BACKFOLD_EXAMPLES=ON
 test-python: package
-	ctest --test-dir build/python --output-on-failure --no-tests=error
-	.venv/bin/python -m pytest tests/python --numprocesses $(JOBS)
+	ctest --test-dir $(PYTHON_BUILD) --output-on-failure --no-tests=error
+	$(PYTHON) -m pytest tests/python --numprocesses $(JOBS)
 
 # The GPU kernels are of use to Python only where torch has CUDA.
 package:
 	@scripts/setup build python $(PACKAGE_PARTS)
-	SKBUILD_CMAKE_DEFINE="BACKFOLD_CUDA=$$(.venv/bin/python scripts/torch_cuda)$(PACKAGE_OPTIONS)" \
-	  .venv/bin/python -m pip install --quiet --no-build-isolation --no-deps --editable .
+	SKBUILD_CMAKE_DEFINE="BACKFOLD_CUDA=$$($(PYTHON) scripts/torch_cuda)$(PACKAGE_OPTIONS)" \
+	  SKBUILD_BUILD_DIR=$(PYTHON_BUILD) \
+	  $(PYTHON) -m pip install --quiet --no-build-isolation --no-deps --editable .
 
 demo: PACKAGE_PARTS = demo
 demo: package
-	.venv/bin/python examples/python/demo.py $(ARGS)
+	$(PYTHON) examples/python/demo.py $(ARGS)
 
 demo-core:
 	@scripts/setup build
@@ -84,15 +95,15 @@ bench: $(if $(filter host h200,$(firstword $(ARGS))),package)
 lint:
 	@scripts/setup lint
 	$(CXX_FILES) clang-format --dry-run --Werror
-	.venv/bin/python -m ruff check $(PYTHON_FILES)
-	.venv/bin/python -m ruff format --check $(PYTHON_FILES)
+	$(PYTHON) -m ruff check $(PYTHON_FILES)
+	$(PYTHON) -m ruff format --check $(PYTHON_FILES)
 	scripts/check_text
 
 format:
 	@scripts/setup lint
 	$(CXX_FILES) clang-format -i
-	.venv/bin/python -m ruff check --fix $(PYTHON_FILES)
-	.venv/bin/python -m ruff format $(PYTHON_FILES)
+	$(PYTHON) -m ruff check --fix $(PYTHON_FILES)
+	$(PYTHON) -m ruff format $(PYTHON_FILES)
 
 clean:
 	rm -rf build dist

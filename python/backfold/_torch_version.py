@@ -3,32 +3,43 @@
 
 import importlib
 import importlib.metadata
+import os
+import warnings
 
-SUPPORTED = ("2.11", "2.12", "2.13")
 
-
-def release(version: str) -> str:
+def release(version: str) -> tuple[int, int]:
     """Major and minor of a version.
 
     >>> release("2.13.0+cpu")
-    '2.13'
+    (2, 13)
     """
-    return ".".join(version.split("+")[0].split(".")[:2])
+    major, minor = version.split("+")[0].split(".")[:2]
+    return int(major), int(minor)
 
 
 def require_supported_torch() -> None:
-    """Raises ImportError unless torch is there, supported and what the package was built for."""
-    works = f"Backfold works with torch {SUPPORTED[0]} to {SUPPORTED[-1]}"
+    """Raises ImportError unless torch is there, supported and what the package was built for.
+
+    A newer torch than those that were tried is allowed by BACKFOLD_ANY_TORCH=1 in the environment.
+    """
+    info = importlib.import_module("backfold._build_info")
+    works = f"Backfold works with torch {info.OLDEST_TORCH} to {info.NEWEST_TORCH}"
     try:
         found = importlib.metadata.version("torch")
     except importlib.metadata.PackageNotFoundError:
         raise ImportError(f"{works}, found none: install one of them first.") from None
-    if release(found) not in SUPPORTED:
+    if release(found) < release(info.OLDEST_TORCH):
         raise ImportError(f"{works}, found {found}.")
-    built = importlib.import_module("backfold._build_info").TORCH_RELEASE
-    if release(found) != built:
+    if release(found) > release(info.NEWEST_TORCH):
+        if os.environ.get("BACKFOLD_ANY_TORCH") != "1":
+            raise ImportError(
+                f"{works}, found {found}, with which nobody has tried it. To try it, set "
+                "BACKFOLD_ANY_TORCH=1 in the environment, when building and when importing."
+            )
+        warnings.warn(f"{works}, found {found}: BACKFOLD_ANY_TORCH=1 tries it.", stacklevel=3)
+    if release(found) != release(info.TORCH_RELEASE):
         raise ImportError(
-            f"This build of Backfold was compiled for torch {built}, found {found}. "
+            f"This build of Backfold was compiled for torch {info.TORCH_RELEASE}, found {found}. "
             "Build it again: pip install --no-build-isolation ."
         )
     importlib.import_module("torch")  # its libraries must be loaded before ours

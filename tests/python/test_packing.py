@@ -3,10 +3,13 @@
 
 import doctest
 import os
+import pathlib
+import re
 import subprocess
 import sys
 
 import backfold
+import backfold._build_info
 import backfold._packing
 import backfold._torch_version
 import pytest
@@ -15,6 +18,7 @@ import torch
 DEVICES = ["cpu"] + (["cuda"] if torch.cuda.is_available() else [])
 DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.float64]
 LAYOUTS = ["flat", "strided", "rotated"]
+TORCH_VERSIONS = pathlib.Path(__file__).parents[2] / "cmake" / "torch_versions.txt"
 
 
 def sample(*shape: int, device: str = "cpu", dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -188,26 +192,31 @@ def test_unpack_wants_a_packet():
         backfold.unpack(torch.ones(3))
 
 
-@pytest.mark.parametrize(
-    ("found", "text"),
-    [
-        ("2.9.1", r"works with torch 2\.11 to 2\.13, found 2\.9\.1"),
-        ("3.0.0+cu130", r"works with torch 2\.11 to 2\.13, found 3\.0\.0"),
-    ],
-)
-def test_an_unsupported_torch_is_named(monkeypatch, found, text):
+@pytest.mark.parametrize("found", ["2.9.1", "3.0.0+cu130"])
+def test_an_unsupported_torch_is_named(monkeypatch, found):
+    monkeypatch.delenv("BACKFOLD_ANY_TORCH", raising=False)
     monkeypatch.setattr("importlib.metadata.version", lambda name: found)
-    with pytest.raises(ImportError, match=text):
+    versions = dict(re.findall(r"^(\w+) ([\d.]+)$", TORCH_VERSIONS.read_text(), re.MULTILINE))
+    text = f"works with torch {versions['oldest']} to {versions['newest']}, found {found}"
+    with pytest.raises(ImportError, match=re.escape(text)):
+        backfold._torch_version.require_supported_torch()
+
+
+def test_a_newer_torch_may_be_tried(monkeypatch):
+    monkeypatch.setattr("importlib.metadata.version", lambda name: "3.0.0")
+    monkeypatch.delenv("BACKFOLD_ANY_TORCH", raising=False)
+    with pytest.raises(ImportError, match="To try it, set BACKFOLD_ANY_TORCH=1"):
+        backfold._torch_version.require_supported_torch()
+    monkeypatch.setenv("BACKFOLD_ANY_TORCH", "1")
+    monkeypatch.setattr("backfold._build_info.TORCH_RELEASE", "3.0")
+    with pytest.warns(UserWarning, match="found 3.0.0: BACKFOLD_ANY_TORCH=1 tries it"):
         backfold._torch_version.require_supported_torch()
 
 
 def test_another_torch_than_at_build_time_is_named(monkeypatch):
-    other = next(
-        release
-        for release in backfold._torch_version.SUPPORTED
-        if release != backfold._torch_version.release(torch.__version__)
-    )
-    monkeypatch.setattr("importlib.metadata.version", lambda name: f"{other}.0")
+    info = backfold._build_info
+    other = {info.OLDEST_TORCH, info.NEWEST_TORCH} - {info.TORCH_RELEASE}
+    monkeypatch.setattr("importlib.metadata.version", lambda name: f"{other.pop()}.0")
     with pytest.raises(ImportError, match=r"was compiled for torch .*, found"):
         backfold._torch_version.require_supported_torch()
 
