@@ -7,7 +7,7 @@
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help test test-core test-asan test-fuzz test-python package demo demo-core bench \
+.PHONY: help test test-core test-asan test-asan-torch test-fuzz test-python package demo demo-core bench \
   lint format clean
 
 JOBS ?= $(shell nproc)
@@ -18,6 +18,9 @@ export TORCH
 OF_TORCH = $(if $(TORCH),-$(TORCH))
 PYTHON = $(CURDIR)/.venv$(OF_TORCH)/bin/python
 PYTHON_BUILD = build/python$(OF_TORCH)
+ASAN_BUILD = build/asan-torch$(OF_TORCH)
+# A short run: what reaches every part of the layer without training for long.
+ASAN_TESTS = $(addprefix tests/python/, test_sites.py test_traps.py test_traps_tensors.py test_recording.py)
 
 CMAKE_BUILD = cmake --build --parallel $(JOBS) --preset
 CTEST = ctest --parallel $(JOBS) --preset
@@ -36,13 +39,14 @@ help:
 	@echo 'make test-asan         the C++ tests under the address and undefined sanitizers'
 	@echo 'make test-fuzz         the fuzzers, for a bounded time'
 	@echo 'make test-python       the tests of the torch layer, from C++ and from Python'
+	@echo 'make test-asan-torch   the torch layer under the address sanitizer, from C++ and from Python'
 	@echo 'make package           build the Python package into .venv'
 	@echo 'make bench ARGS=...    benchmarks; ARGS goes to bench/run'
 	@echo 'make lint              formatting and static checks'
 	@echo 'make format            rewrite sources the way make lint wants them'
 	@echo 'make clean             delete build/ (.venv stays)'
 
-test: $(if $(TORCH),,test-core test-asan test-fuzz) test-python
+test: $(if $(TORCH),,test-core test-asan test-fuzz) test-python test-asan-torch
 
 test-core:
 	@scripts/setup build tests
@@ -68,6 +72,13 @@ test-python: PACKAGE_OPTIONS = ;BACKFOLD_TESTS=ON;BACKFOLD_EXAMPLES=ON
 test-python: package
 	ctest --test-dir $(PYTHON_BUILD) --output-on-failure --no-tests=error
 	$(PYTHON) -m pytest tests/python --numprocesses $(JOBS)
+
+test-asan-torch:
+	@scripts/setup build tests python
+	cmake --preset asan-torch -B $(ASAN_BUILD) -DPython_EXECUTABLE=$(PYTHON)
+	cmake --build $(ASAN_BUILD) --parallel $(JOBS)
+	ctest --test-dir $(ASAN_BUILD) --parallel $(JOBS) --output-on-failure --no-tests=error
+	scripts/asan_python $(PYTHON) $(ASAN_BUILD) $(ASAN_TESTS)
 
 # The GPU kernels are of use to Python only where torch has CUDA.
 package:
