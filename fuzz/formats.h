@@ -1,13 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// An input's format: its first byte says whether fields have values that are allowed or any, the
-// second chooses the codec, the next ones fill the fields.
+// An input's format: its first byte says whether fields have values that are allowed or any and
+// whether rows of a group quantizer are scaled, the second chooses the codec, the next ones fill
+// the fields.
 
 #ifndef BACKFOLD_FUZZ_FORMATS_H_
 #define BACKFOLD_FUZZ_FORMATS_H_
 
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
 #include "backfold/copy.h"
 #include "backfold/group.h"
@@ -44,6 +46,49 @@ inline GroupFormat read(Input& input) {
   format.columns = input.count();
   if (input.flag() && format.columns > 0 && format.count > 0)
     format.count -= format.count % format.columns;
+  return format;
+}
+
+// The group quantizer over rows that are brought to one scale, as a format of its own.
+struct ScaledGroup : GroupFormat {
+  std::vector<float> shift, scale;
+  std::int64_t run = 0;
+
+  RowAffine rows() const {
+    return {shift.empty() ? nullptr : shift.data(), scale.data(), run,
+            static_cast<std::int64_t>(scale.size())};
+  }
+};
+
+inline Status validate(const ScaledGroup& format) {
+  return validate(static_cast<const GroupFormat&>(format), format.rows());
+}
+
+inline std::size_t packed_bytes(const ScaledGroup& format) {
+  return validate(format).ok() ? packed_bytes(static_cast<const GroupFormat&>(format)) : 0;
+}
+
+inline Status pack(const ScaledGroup& format, const void* source, const Key& key, Payload payload,
+                   const Execution& execution) {
+  return pack(format, format.rows(), source, key, payload, execution);
+}
+
+inline Status unpack(const ScaledGroup& format, ConstPayload payload, void* destination,
+                     const Execution& execution) {
+  return unpack(format, format.rows(), payload, destination, execution);
+}
+
+template <>
+inline ScaledGroup read(Input& input) {
+  ScaledGroup format;
+  static_cast<GroupFormat&>(format) = read<GroupFormat>(input);
+  format.run = input.count();
+  format.scale.resize(input.any<std::uint8_t>() % 64);
+  if (input.flag()) format.shift.resize(format.scale.size());
+  const bool raw = input.flag();
+  for (std::vector<float>* numbers : {&format.scale, &format.shift})
+    for (float& number : *numbers)
+      number = raw ? input.any<float>() : static_cast<float>(input.any<std::int8_t>()) / 8;
   return format;
 }
 
@@ -182,10 +227,14 @@ std::size_t element_bytes(const Format& format) {
 template <typename Work>
 int with_format(std::span<const std::uint8_t> bytes, const Work& work) {
   Input input(bytes);
-  input.set_wild(input.any<std::uint8_t>() % 4 == 3);
+  const auto manner = input.any<std::uint8_t>();
+  input.set_wild(manner % 4 == 3);
   switch (input.any<std::uint8_t>() % 9) {
     case 0:
-      work(read<GroupFormat>(input), input);
+      if ((manner & 0x40) != 0)
+        work(read<ScaledGroup>(input), input);
+      else
+        work(read<GroupFormat>(input), input);
       break;
     case 1:
       work(read<PredicateFormat>(input), input);

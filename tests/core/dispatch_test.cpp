@@ -91,7 +91,7 @@ Addresses addresses(Functions... functions) {
 }
 Addresses functions(const cpu::BitKernels& k) { return addresses(k.pack, k.unpack); }
 Addresses functions(const cpu::GroupKernels& k) {
-  return addresses(k.pack, k.unpack, k.pack_run, k.unpack_run);
+  return addresses(k.pack, k.unpack, k.pack_run, k.unpack_run, k.pack_rows, k.unpack_rows);
 }
 Addresses functions(const cpu::NarrowKernels& k) { return addresses(k.encode, k.decode); }
 Addresses functions(const cpu::PoolKernels& k) { return addresses(k.pack, k.unpack); }
