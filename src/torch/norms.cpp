@@ -66,7 +66,8 @@ at::Tensor by_axes(const at::Tensor& tensor, const NormRows& rows) {
   return tensor.as_strided(sizes, strides, tensor.storage_offset());
 }
 
-// A statistic as the operator gives it, put into the order of memory.
+// A statistic as the operator gives it, put into the order of memory. Mostly it stands in that
+// order already: then it is shared with whoever else keeps it.
 at::Tensor table_of(const at::Tensor& statistic, const NormRows& rows, at::ScalarType type) {
   c10::SmallVector<std::int64_t, 6> sizes, strides;
   for (const NormRows::Axis& axis : rows.axes) {
@@ -74,8 +75,17 @@ at::Tensor table_of(const at::Tensor& statistic, const NormRows& rows, at::Scala
     sizes.push_back(axis.size);
     strides.push_back(axis.table_stride);
   }
-  at::Tensor table = at::empty({rows.count}, statistic.options().dtype(type));
-  table.as_strided(sizes, strides).copy_(statistic.reshape(sizes));
+  const at::Tensor given = statistic.tensor_data();  // without history, which would be a cycle
+  bool in_order = true;
+  std::int64_t stride = 1;
+  for (std::size_t i = sizes.size(); i-- > 0;) {
+    in_order = in_order && (sizes[i] == 1 || strides[i] == stride);
+    stride *= sizes[i];
+  }
+  if (in_order && given.scalar_type() == type && given.is_contiguous())
+    return given.view({rows.count});
+  at::Tensor table = at::empty({rows.count}, given.options().dtype(type));
+  table.as_strided(sizes, strides).copy_(given.reshape(sizes));
   return table;
 }
 

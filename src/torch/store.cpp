@@ -271,7 +271,7 @@ Saved Store::pack(Saving& saving, Entry& entry, const Treatment& treatment, at::
   const at::Tensor* dense_copy = in_place ? nullptr : &copy;
   const at::Tensor& dense = in_place ? tensor : copy;
   const std::optional<NormRows> rows =
-      rows_to_normalise(format, saving.demand, dense, saving.site.choice.has_value());
+      rows_to_normalise(format, saving.demand, dense, !options_.adaptive || saving.site.choice);
   const auto packet =
       std::make_shared<SharedPacket>(tensor, span, dense_copy, format, saving.site, saving.rule);
   const Key key = next_key(saving.site, saving.step);

@@ -31,8 +31,6 @@ NASTY = {
     "groupvit": 38,  # the same
     "swinv2": 8.9e8,  # rows of padding, zero, times gradients of keys divided by their norms
     "apertus": 5.4,  # embedded padding, zero, times gradients of normalised keys
-    "xclip": 5.5e10,  # attention whose logits reach 197
-    "gemma4_unified_text": 5.5,  # attention whose logits reach 90
 }
 
 
