@@ -19,8 +19,9 @@ OF_TORCH = $(if $(TORCH),-$(TORCH))
 PYTHON = $(CURDIR)/.venv$(OF_TORCH)/bin/python
 PYTHON_BUILD = build/python$(OF_TORCH)
 ASAN_BUILD = build/asan-torch$(OF_TORCH)
-# A short run: what reaches every part of the layer without training for long.
-ASAN_TESTS = $(addprefix tests/python/, test_sites.py test_traps.py test_traps_tensors.py test_recording.py)
+# What reaches every part of the layer without training for long.
+ASAN_TESTS = $(patsubst %,tests/python/test_%.py,codecs controller probe recording replay sites traps \
+  traps_context traps_tensors)
 
 CMAKE_BUILD = cmake --build --parallel $(JOBS) --preset
 CTEST = ctest --parallel $(JOBS) --preset
