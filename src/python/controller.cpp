@@ -3,6 +3,7 @@
 #include "python/controller.h"
 
 #include <pybind11/functional.h>
+#include <torch/csrc/Exceptions.h>
 
 #include "backfold/controller.h"
 #include "python/codecs.h"
@@ -121,6 +122,7 @@ class PyController {
   }
   // `energy` is that of the gradient which the last calibrate() saw, where it could not tell.
   void replan(std::optional<double> energy) {
+    torch::PyWarningHandler as_python_warnings;
     if (energy) controller_.state().gradient_energy = energy;
     torch_layer::replan(controller_.state());
   }
