@@ -13,8 +13,14 @@
 
 namespace backfold::core {
 
-BACKFOLD_HD float scaled(float x, float shift, float scale) { return (x - shift) * scale; }
-BACKFOLD_HD float restored(float y, float shift, float inverse) { return y * inverse + shift; }
+// Machines differ in which NaN an operation gives: this one, always.
+inline constexpr std::uint32_t kNanBits = 0x7fc0'0000u;
+BACKFOLD_HD float one_nan(float value) { return value == value ? value : float_of(kNanBits); }
+
+BACKFOLD_HD float scaled(float x, float shift, float scale) { return one_nan((x - shift) * scale); }
+BACKFOLD_HD float restored(float y, float shift, float inverse) {
+  return one_nan(y * inverse + shift);
+}
 
 // Where an element lies: its row, and its place in the run that it shares with its neighbours.
 struct RowPlace {

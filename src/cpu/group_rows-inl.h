@@ -47,6 +47,18 @@ HWY_INLINE void for_stretches(const RowAffine& rows, std::int64_t element, std::
   }
 }
 
+// core::one_nan(), core::scaled() and core::restored() of vectors.
+HWY_INLINE VF one_nan(VF value) {
+  const DF d;
+  return hn::IfThenElse(hn::IsNaN(value), hn::BitCast(d, hn::Set(DU(), core::kNanBits)), value);
+}
+HWY_INLINE VF scaled(VF x, VF shift, VF scale) {
+  return one_nan(hn::Mul(hn::Sub(x, shift), scale));
+}
+HWY_INLINE VF restored(VF y, VF shift, VF inverse) {
+  return one_nan(hn::Add(hn::Mul(y, inverse), shift));
+}
+
 // y = (x - shift) * scale of `count` consecutive elements, number `element` the first.
 template <typename T>
 void scale_elements(const RowAffine& rows, const T* source, std::int64_t element,
@@ -60,7 +72,7 @@ void scale_elements(const RowAffine& rows, const T* source, std::int64_t element
         const VF shifts = hn::Set(d, shift), scales = hn::Set(d, scale);
         std::int64_t i = first;
         for (; i + lanes <= first + n; i += lanes)
-          hn::StoreU(hn::Mul(hn::Sub(load_floats(d, source + i), shifts), scales), d, values + i);
+          hn::StoreU(scaled(load_floats(d, source + i), shifts, scales), d, values + i);
         for (; i < first + n; ++i)
           values[i] = core::scaled(core::to_float(source[i]), shift, scale);
       },
@@ -70,8 +82,7 @@ void scale_elements(const RowAffine& rows, const T* source, std::int64_t element
           const VF shifts =
               rows.shift == nullptr ? hn::Zero(d) : hn::LoadU(d, rows.shift + row + i);
           const VF x = load_floats(d, source + first + i);
-          hn::StoreU(hn::Mul(hn::Sub(x, shifts), hn::LoadU(d, rows.scale + row + i)), d,
-                     values + first + i);
+          hn::StoreU(scaled(x, shifts, hn::LoadU(d, rows.scale + row + i)), d, values + first + i);
         }
         for (; i < n; ++i)
           values[first + i] = core::scaled(core::to_float(source[first + i]),
@@ -106,8 +117,7 @@ void restore_elements(const RowAffine& rows, const float* values, std::int64_t e
         const VF shifts = hn::Set(d, shift), inverses = hn::Set(d, inverse);
         std::int64_t i = first;
         for (; i + lanes <= first + n; i += lanes)
-          put_restored(d, hn::Add(hn::Mul(hn::LoadU(d, values + i), inverses), shifts),
-                       destination + i);
+          put_restored(d, restored(hn::LoadU(d, values + i), shifts, inverses), destination + i);
         for (; i < first + n; ++i)
           destination[i] = core::from_float<T>(core::restored(values[i], shift, inverse));
       },
@@ -118,7 +128,7 @@ void restore_elements(const RowAffine& rows, const float* values, std::int64_t e
               rows.shift == nullptr ? hn::Zero(d) : hn::LoadU(d, rows.shift + row + i);
           const VF inverses = hn::Div(hn::Set(d, 1.0f), hn::LoadU(d, rows.scale + row + i));
           const VF y = hn::LoadU(d, values + first + i);
-          put_restored(d, hn::Add(hn::Mul(y, inverses), shifts), destination + first + i);
+          put_restored(d, restored(y, shifts, inverses), destination + first + i);
         }
         for (; i < n; ++i)
           destination[first + i] = core::from_float<T>(core::restored(

@@ -35,7 +35,7 @@ torch::Tensor gradient(Controller* fold, const torch::Tensor& weight) {
     std::optional<Controller::Scope> scope;
     if (fold) scope.emplace(fold->enter());
     torch::manual_seed(1);
-    const torch::Tensor x = torch::randn({64, 256}).mul(2);
+    const torch::Tensor x = torch::randn({64, weight.size(0)}).mul(2);
     const torch::Tensor r = torch::relu(x.matmul(weight));
     loss = (r * r).sum();
   }
@@ -51,7 +51,8 @@ TEST(Controller, ExactFoldingLeavesGradientsBitwise) {
 }
 
 TEST(Controller, FourBitsGiveANoisyGradientAndHoldLess) {
-  const torch::Tensor weight = torch::randn({256, 64}).requires_grad_();
+  const torch::Tensor weight =
+      torch::randn({1024, 256}).requires_grad_();  // small tensors have 8 bits at first
   Controller fold(options_with(4));
   const torch::Tensor plain = gradient(nullptr, weight);
   const torch::Tensor folded = gradient(&fold, weight);
