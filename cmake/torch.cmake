@@ -45,49 +45,49 @@ endif()
 message(STATUS "Backfold: torch ${BACKFOLD_TORCH_VERSION}")
 
 add_library(backfold_torch SHARED
-  src/torch/blocks.cpp
-  src/torch/calibrate.cpp
-  src/torch/calls.cpp
-  src/torch/closed_form.cpp
-  src/torch/codec.cpp
-  src/torch/codecs.cpp
-  src/torch/coding.cpp
+  src/torch/probe/blocks.cpp
+  src/torch/probe/calibrate.cpp
+  src/torch/capture/calls.cpp
+  src/torch/probe/closed_form.cpp
+  src/torch/codec/codec.cpp
+  src/torch/codec/codecs.cpp
+  src/torch/codec/coding.cpp
   src/torch/controller.cpp
-  src/torch/demand.cpp
-  src/torch/effect.cpp
-  src/torch/entry.cpp
-  src/torch/exact_ops.cpp
-  src/torch/exact_ops_functions.cpp
-  src/torch/exact_ops_geometry.cpp
-  src/torch/exact_ops_indices.cpp
-  src/torch/exact_ops_predicates.cpp
-  src/torch/exact_ops_values.cpp
-  src/torch/gains.cpp
-  src/torch/geometry.cpp
-  src/torch/grouping.cpp
-  src/torch/gradient_sketch.cpp
-  src/torch/guard.cpp
-  src/torch/hooks.cpp
-  src/torch/node_name.cpp
-  src/torch/noise.cpp
-  src/torch/norms.cpp
+  src/torch/reads/demand.cpp
+  src/torch/probe/effect.cpp
+  src/torch/capture/entry.cpp
+  src/torch/reads/exact_ops.cpp
+  src/torch/reads/exact_ops_functions.cpp
+  src/torch/reads/exact_ops_geometry.cpp
+  src/torch/reads/exact_ops_indices.cpp
+  src/torch/reads/exact_ops_predicates.cpp
+  src/torch/reads/exact_ops_values.cpp
+  src/torch/probe/gains.cpp
+  src/torch/store/geometry.cpp
+  src/torch/codec/grouping.cpp
+  src/torch/plan/gradient_sketch.cpp
+  src/torch/plan/guard.cpp
+  src/torch/capture/hooks.cpp
+  src/torch/capture/node_name.cpp
+  src/torch/plan/noise.cpp
+  src/torch/reads/norms.cpp
   src/torch/ops.cpp
-  src/torch/originals.cpp
-  src/torch/outside.cpp
+  src/torch/probe/originals.cpp
+  src/torch/probe/outside.cpp
   src/torch/packet.cpp
-  src/torch/plan.cpp
-  src/torch/policy.cpp
-  src/torch/probe.cpp
-  src/torch/project.cpp
-  src/torch/rankings.cpp
+  src/torch/plan/plan.cpp
+  src/torch/codec/policy.cpp
+  src/torch/probe/probe.cpp
+  src/torch/codec/project.cpp
+  src/torch/probe/rankings.cpp
   src/torch/report.cpp
-  src/torch/sample_norms.cpp
-  src/torch/sample_plan.cpp
-  src/torch/saved.cpp
-  src/torch/shared_packet.cpp
-  src/torch/site.cpp
-  src/torch/store.cpp
-  src/torch/treatment.cpp)
+  src/torch/plan/sample_norms.cpp
+  src/torch/plan/sample_plan.cpp
+  src/torch/store/saved.cpp
+  src/torch/store/shared_packet.cpp
+  src/torch/capture/site.cpp
+  src/torch/store/store.cpp
+  src/torch/store/treatment.cpp)
 target_include_directories(backfold_torch PUBLIC src)
 target_include_directories(backfold_torch SYSTEM
   PUBLIC ${torch_folder}/include ${torch_folder}/include/torch/csrc/api/include)

@@ -17,7 +17,7 @@
 #include <span>
 #include <string_view>
 
-#include "core/convert.h"
+#include "base/convert.h"
 #include "formats.h"
 #include "input.h"
 

@@ -13,7 +13,7 @@
 #include "python/codecs.h"
 #include "python/controller.h"
 #include "python/hooks.h"
-#include "torch/codec.h"
+#include "torch/codec/codec.h"
 #include "torch/packet.h"
 
 namespace backfold {

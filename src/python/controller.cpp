@@ -8,9 +8,9 @@
 #include "backfold/controller.h"
 #include "python/codecs.h"
 #include "python/state.h"
-#include "torch/calibrate.h"
-#include "torch/entry.h"
-#include "torch/originals.h"
+#include "torch/capture/entry.h"
+#include "torch/probe/calibrate.h"
+#include "torch/probe/originals.h"
 
 namespace backfold::python {
 namespace {

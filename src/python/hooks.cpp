@@ -8,7 +8,7 @@
 
 #include <optional>
 
-#include "torch/entry.h"
+#include "torch/capture/entry.h"
 
 namespace backfold::python {
 namespace {

@@ -7,7 +7,7 @@
 
 #include <torch/csrc/utils/pybind.h>
 
-#include "torch/entry.h"
+#include "torch/capture/entry.h"
 
 namespace backfold::python {
 

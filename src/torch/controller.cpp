@@ -6,8 +6,8 @@
 
 #include <algorithm>
 
-#include "torch/calibrate.h"
-#include "torch/entry.h"
+#include "torch/capture/entry.h"
+#include "torch/probe/calibrate.h"
 
 namespace backfold {
 namespace {

@@ -6,7 +6,7 @@
 
 #include <sstream>
 
-#include "torch/coding.h"
+#include "torch/codec/coding.h"
 
 namespace backfold::torch_layer {
 namespace {

@@ -17,7 +17,7 @@
 #include <vector>
 
 #include "backfold/codecs.h"
-#include "torch/codec.h"
+#include "torch/codec/codec.h"
 
 namespace backfold::torch_layer {
 

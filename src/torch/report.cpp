@@ -6,7 +6,7 @@
 #include <cstdio>
 #include <map>
 
-#include "torch/entry.h"
+#include "torch/capture/entry.h"
 
 namespace backfold {
 namespace {

@@ -2,7 +2,7 @@
 //
 // A forced backend is the one that runs, and threads share out work without overlap.
 
-#include "core/dispatch.h"
+#include "base/dispatch.h"
 
 #include <gtest/gtest.h>
 
@@ -15,15 +15,15 @@
 #include <vector>
 
 #include "backfold/group.h"
+#include "base/threads.h"
 #include "core/support.h"
-#include "core/threads.h"
-#include "cpu/bits.h"
-#include "cpu/group.h"
-#include "cpu/narrow.h"
-#include "cpu/pool.h"
-#include "cpu/ranged.h"
-#include "cpu/samples.h"
-#include "cpu/table.h"
+#include "group/simd/group.h"
+#include "lossless/simd/bits.h"
+#include "lossless/simd/narrow.h"
+#include "pool/simd/pool.h"
+#include "ranged/simd/ranged.h"
+#include "samples/simd/samples.h"
+#include "table/simd/table.h"
 
 namespace backfold::testing {
 namespace {

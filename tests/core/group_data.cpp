@@ -8,7 +8,7 @@
 #include <random>
 #include <sstream>
 
-#include "core/convert.h"
+#include "base/convert.h"
 
 namespace backfold::testing {
 namespace {

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "backfold/group.h"
-#include "core/checks.h"
+#include "base/checks.h"
 #include "core/support.h"
 
 namespace backfold::testing {

@@ -9,7 +9,7 @@
 #include <cstdio>
 #include <random>
 
-#include "core/arithmetic.h"
+#include "base/arithmetic.h"
 
 namespace backfold::core {
 namespace {

@@ -14,8 +14,8 @@
 #include <vector>
 
 #include "core/group_data.h"
-#include "core/row_affine.h"
 #include "core/support.h"
+#include "group/row_affine.h"
 
 namespace backfold::testing {
 namespace {

@@ -10,7 +10,7 @@
 #include <cstring>
 #include <limits>
 
-#include "core/arithmetic.h"
+#include "base/arithmetic.h"
 #include "core/group_data.h"
 #include "core/support.h"
 

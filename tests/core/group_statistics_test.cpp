@@ -14,8 +14,8 @@
 #include <vector>
 
 #include "core/group_data.h"
-#include "core/group_geometry.h"
 #include "core/support.h"
+#include "group/geometry.h"
 
 namespace backfold::testing {
 namespace {

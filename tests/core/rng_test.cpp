@@ -4,7 +4,7 @@
 // common between keys. Fixed keys, so that a pass stays a pass. And that they stay what they are:
 // packets of one version are those of the next.
 
-#include "core/rng.h"
+#include "base/rng.h"
 
 #include <gtest/gtest.h>
 

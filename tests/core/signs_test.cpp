@@ -15,7 +15,7 @@
 #include <limits>
 #include <vector>
 
-#include "core/rng.h"
+#include "base/rng.h"
 #include "core/support.h"
 
 namespace backfold::testing {

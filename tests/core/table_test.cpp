@@ -8,9 +8,9 @@
 #include <cstring>
 #include <limits>
 
-#include "core/derivative_tables.h"
 #include "core/group_data.h"
 #include "core/support.h"
+#include "table/derivative_tables.h"
 
 namespace backfold::testing {
 namespace {

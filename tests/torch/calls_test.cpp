@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-#include "torch/calls.h"
+#include "torch/capture/calls.h"
 
 #include <ATen/Functions.h>
 #include <gtest/gtest.h>

@@ -2,7 +2,7 @@
 //
 // The guard's estimate against gradients whose variance is known.
 
-#include "torch/guard.h"
+#include "torch/plan/guard.h"
 
 #include <ATen/record_function.h>
 #include <gtest/gtest.h>

@@ -2,14 +2,14 @@
 //
 // A probe that goes along with the user's step while memory runs out.
 
-#include "torch/probe.h"
+#include "torch/probe/probe.h"
 
 #include <ATen/Functions.h>
 #include <c10/core/Allocator.h>
 #include <c10/core/CPUAllocator.h>
 #include <gtest/gtest.h>
 
-#include "torch/effect.h"
+#include "torch/probe/effect.h"
 
 namespace backfold::torch_layer {
 namespace {

@@ -1,0 +1,197 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "torch/capture/calls.h"
+
+#include <c10/util/ScopeExit.h>
+#include <c10/util/flat_hash_map.h>
+
+#include <cstring>
+#include <deque>
+#include <mutex>
+#include <unordered_map>
+
+#include "torch/reads/norms.h"
+
+namespace backfold::torch_layer {
+namespace {
+
+// Every operator seen by the process.
+class Registry {
+ public:
+  const Operator& add(const at::RecordFunction& call) {
+    const std::lock_guard lock(mutex_);
+    std::optional<c10::FunctionSchema> schema = call.operator_schema();
+    // Python classes may be made again and again; what is known of them is their name.
+    if (const auto known = without_schema_.find(call.name());
+        !schema && known != without_schema_.end())
+      return *known->second;
+    Operator& op = operators_.emplace_back();
+    op.name = call.name();
+    op.id = ids_.emplace(op.name, ids_.size()).first->second;
+    op.schema = std::move(schema);
+    if (!op.schema) without_schema_.emplace(op.name, &op);
+    op.opaque = !op.schema || !op.name.starts_with("aten::");
+    op.compiled = !op.schema && op.name.find("CompiledFunction") != std::string::npos;
+    op.copies = op.name == "aten::_to_copy";
+    op.wants_arguments = op.name == "aten::gelu";  // which of two functions it is
+    if (op.schema) {
+      for (const c10::Argument& argument : op.schema->arguments()) {
+        if (argument.alias_info() && argument.alias_info()->isWrite())
+          op.written.push_back(static_cast<int>(op.slots.size()));
+        op.slots.push_back(argument.name());
+      }
+    }
+    for (std::size_t i = 0; i < op.slots.size() && !op.norm; ++i) {
+      op.norm = norm_of(op.name, op.slots[i]);
+      if (op.norm) op.norm_slot = static_cast<int>(i);
+    }
+    op.wants_arguments |= op.norm != nullptr;
+    op.argument_rules.resize(op.slots.size());
+    for (const bool wildcard : {false, true}) {
+      for (const Rule& rule : rules()) {
+        if (rule.op != op.name || (rule.slot == "*") != wildcard) continue;
+        op.wants_arguments |= rule.predicate || rule.bound || rule.when;
+        for (std::size_t i = 0; i < op.slots.size(); ++i)
+          if (wildcard || rule.slot == op.slots[i]) op.argument_rules[i].push_back(&rule);
+        if (!op.schema) op.saved_rules.push_back(&rule);
+        if (wildcard || rule.slot.starts_with("result")) op.result_rules.push_back(&rule);
+      }
+    }
+    return op;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::deque<Operator> operators_;
+  std::unordered_map<std::string, std::uint32_t> ids_;
+  std::unordered_map<std::string, const Operator*> without_schema_;
+};
+
+Registry& registry() {
+  static Registry& instance = *new Registry;  // engine threads may outlive static destructors
+  return instance;
+}
+
+struct Thread {
+  // [0, depth) are running; the others keep their memory. Who observes a call runs operators while
+  // it has a reference, so they stay where they are.
+  std::deque<RunningCall> calls;
+  std::size_t depth = 0;
+  int watches = 0;
+  at::CallbackHandle handle = 0;
+  BeginObserver begin_observer = nullptr;
+  EndObserver end_observer = nullptr;
+  // By the address of the name, which belongs to a schema and is the quickest key. An address may
+  // be used again (names of Python classes come and go), so the name is compared, too.
+  ska::flat_hash_map<const char*, const Operator*> operators;
+};
+
+thread_local Thread thread;
+CopyObserver copy_observer = nullptr;
+WaitingObserver waiting_observer = nullptr;
+WriteObserver write_observer = nullptr;
+RegionObserver region_observer = nullptr;
+
+const Operator* operator_of(const at::RecordFunction& call) {
+  const char* name = call.name();
+  const Operator*& op = thread.operators[name];
+  if (!op || std::strcmp(op->name.c_str(), name) != 0) op = &registry().add(call);
+  return op;
+}
+
+std::unique_ptr<at::ObserverContext> begin(const at::RecordFunction& call) {
+  if (call.scope() == at::RecordScope::USER_SCOPE) {
+    if (region_observer) region_observer(call.name());
+    return nullptr;
+  }
+  if (thread.depth == thread.calls.size()) thread.calls.emplace_back();
+  RunningCall& running = thread.calls[thread.depth++];
+  running.op = operator_of(call);
+  running.saves = running.results = 0;
+  running.saved = false;
+  running.note = -1;
+  running.sampled.clear();
+  running.waiting.clear();
+  running.tensors.clear();
+  const c10::ArrayRef<const c10::IValue> inputs = call.inputs();
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    const auto note = [&](const at::Tensor& tensor) {
+      if (tensor.defined())
+        running.tensors.emplace_back(tensor.unsafeGetTensorImpl(), static_cast<int>(i));
+    };
+    if (inputs[i].isTensor()) {
+      note(inputs[i].toTensor());
+    } else if (inputs[i].isTensorList()) {
+      for (const at::Tensor& tensor : inputs[i].toTensorVector()) note(tensor);
+    } else if (inputs[i].isOptionalTensorList()) {
+      for (const c10::IValue& entry : inputs[i].toListRef())
+        if (entry.isTensor()) note(entry.toTensor());
+    }
+  }
+  if (write_observer) {
+    for (const int written : running.op->written)
+      for (const auto& [argument, position] : running.tensors)
+        if (position == written)
+          write_observer(at::Tensor(c10::intrusive_ptr<c10::TensorImpl>::reclaim_copy(argument)));
+  }
+  if (running.op->wants_arguments || running.op->copies || thread.begin_observer)
+    running.arguments.assign(inputs.begin(), inputs.end());
+  if (thread.begin_observer) thread.begin_observer(running);
+  return nullptr;
+}
+
+void end(const at::RecordFunction& call, at::ObserverContext*) {
+  if (call.scope() == at::RecordScope::USER_SCOPE) {
+    if (region_observer) region_observer(nullptr);
+    return;
+  }
+  if (thread.depth == 0) return;
+  RunningCall& running = thread.calls[thread.depth - 1];
+  // Last of all: what observers run would take its place.
+  const auto ended = c10::make_scope_exit([&] {
+    running.arguments.clear();
+    --thread.depth;
+  });
+  if (running.op->copies && copy_observer && !running.arguments.empty() &&
+      call.outputs().size() == 1 && running.arguments[0].isTensor() &&
+      call.outputs()[0].isTensor()) {
+    copy_observer(running.arguments[0].toTensor(), call.outputs()[0].toTensor());
+  }
+  if (!running.waiting.empty() && waiting_observer) waiting_observer(running, call.outputs());
+  running.waiting.clear();
+  if (thread.end_observer) thread.end_observer(running, call.outputs());
+}
+
+}  // namespace
+
+RunningCall* running_call() { return thread.depth ? &thread.calls[thread.depth - 1] : nullptr; }
+
+void observe_copies(CopyObserver observer) { copy_observer = observer; }
+void observe_waiting(WaitingObserver observer) { waiting_observer = observer; }
+void observe_writes(WriteObserver observer) { write_observer = observer; }
+void observe_regions(RegionObserver observer) { region_observer = observer; }
+void observe_calls(BeginObserver begin, EndObserver end) {
+  thread.begin_observer = begin;
+  thread.end_observer = end;
+}
+
+CallWatch::CallWatch() : depth_(thread.depth) {
+  if (thread.watches++ > 0) return;
+  thread.handle = at::addThreadLocalCallback(
+      at::RecordFunctionCallback(begin, end)
+          .needsInputs(true)
+          .needsOutputs(true)
+          .scopes({at::RecordScope::FUNCTION, at::RecordScope::USER_SCOPE}));
+}
+
+CallWatch::~CallWatch() {
+  // Calls that an exception left, or that run on beyond the watch, are no longer known.
+  for (std::size_t i = depth_; i < thread.calls.size(); ++i) {
+    thread.calls[i].arguments.clear();
+    thread.calls[i].waiting.clear();
+  }
+  thread.depth = std::min(thread.depth, depth_);
+  if (--thread.watches == 0) at::removeCallback(thread.handle);
+}
+
+}  // namespace backfold::torch_layer

@@ -1,0 +1,265 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Sites: stable names of the places that save tensors.
+//
+// A site is (landmark, operator, slot, occurrence). The landmark is the parameter that was used
+// last; occurrences count the saves of one operator and slot since. So an early exit, a branch, or
+// a cell that is called more often than yesterday leaves the names of all other sites as they are,
+// and finding a site takes no call into Python. The module that a site belongs to is watched at the
+// first steps, and when new sites appear, and is what users see. What is learned about a site
+// steers how its tensors are kept; a wrong name costs bytes, never correctness.
+
+#ifndef BACKFOLD_TORCH_CAPTURE_SITE_H_
+#define BACKFOLD_TORCH_CAPTURE_SITE_H_
+
+#include <c10/util/SmallVector.h>
+#include <c10/util/flat_hash_map.h>
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "torch/capture/calls.h"
+#include "torch/codec/grouping.h"
+
+namespace backfold::torch_layer {
+
+// How saves of a site were served.
+enum class Kind : std::uint8_t {
+  kLossy,          // the group quantizer
+  kPerSample,      // the same, with widths that differ from sample to sample
+  kPooled,         // averages of blocks: biased
+  kPoolResidual,   // the same and what is left
+  kProjected,      // by a random projection
+  kRunningRange,   // over ranges that follow the tensor from step to step
+  kFewBit,         // as a derivative of few values: biased
+  kZeroExact,      // the same, with zeros and signs exact
+  kPredicate,      // one comparison per element, exact for its reader
+  kBits,           // bools
+  kMask,           // floats of two values
+  kIndices,        // narrowed integers
+  kGeometry,       // sizes and strides
+  kAlive,          // by reference: somebody else keeps the tensor anyway
+  kShared,         // by what an earlier save of the same memory made
+  kParameter,      // by reference
+  kParameterCopy,  // made again from its parameter
+  kRaw,            // by reference, because its backward needs it exactly
+  kPassed,         // by reference, because it cannot be packed
+};
+
+const char* name_of(Kind kind);
+
+// What packets of the group quantizer take, whatever their width.
+struct Footprint {
+  std::int64_t elements = 0;
+  std::int64_t packets = 0;
+  std::int64_t element_bytes = 0;  // of the source
+  // For each of kGroupings; flat ones where a grouping is not for this shape.
+  std::array<std::int64_t, kGroupings.size()> groups{};
+};
+
+// What the saves of a site were, in one step.
+struct Ledger {
+  std::int64_t step = -1;
+  std::int64_t saves = 0;
+  std::int64_t saved_bytes = 0;      // autograd alone, save by save
+  std::int64_t unique_bytes = 0;     // memory that no earlier save of the step kept
+  std::int64_t held_bytes = 0;       // kept now, by autograd alone
+  std::int64_t duplicate_bytes = 0;  // saved again and served by what was there
+  std::int64_t elements = 0;         // of packets
+  Kind kind = Kind::kPassed;         // of the save that holds most
+  std::int64_t kind_bytes = -1;
+  int bits = 0;
+  Grouping grouping;
+  const char* reason = "";
+  Footprint lossy;  // of the packets whose width is a matter of choice
+};
+
+// The error energy that folding a site adds to the gradient of all parameters, by width.
+struct Sensitivity {
+  enum class Estimate : std::uint8_t {
+    kNone,
+    kRerun,       // the node was run again with a folded tensor, against forward tangents
+    kClosedForm,  // the same for the product with a weight, from row norms
+    kSignalGain,  // relative error times what the gradient itself does further on
+    kExact,       // whole passes with this tensor alone folded
+  };
+  // What another codec makes of the tensor, in its own squared error.
+  struct Offer {
+    int codec = 0;     // of the menu
+    double bits = 0;   // stored, per element
+    double error = 0;  // by that of the group quantizer at `offers_at` bits
+  };
+  Estimate estimate = Estimate::kNone;
+  int offers_at = 0;
+  c10::SmallVector<Offer, 1> offers;
+  Grouping grouping;                                   // that it was measured with
+  c10::SmallVector<std::pair<int, double>, 4> errors;  // width and energy, widths rising
+};
+
+const char* name_of(Sensitivity::Estimate estimate);
+
+struct Site {
+  std::uint32_t path = 0;        // of the module, as last seen
+  bool placed = false;           // whether a module was seen
+  const Operator* op = nullptr;  // null while a record alone knows of the site
+  std::string slot;
+  int occurrence = 0;
+  std::string name;        // landmark/op/slot/occurrence; the same in every run
+  std::uint64_t hash = 0;  // of the name
+
+  // Learned. Written by backward, whose threads are autograd's.
+  std::atomic<bool> alive{false};  // at the last backward somebody else had the tensor, too
+  enum class Sign : std::uint8_t { kUnknown, kOnlySign, kAlsoValues };
+  std::atomic<Sign> sign{Sign::kUnknown};  // who reads a tensor whose sign is enough here
+
+  // Whose packet served the last save, if another's did.
+  Site* root = nullptr;
+  // Fewest bits that this site, and those that its packets serve, can do with where nothing was
+  // measured.
+  int floor = 0, served_floor = 0;
+
+  std::optional<Choice> choice;  // the plan's
+  Sensitivity sensitivity;
+  Footprint reference;          // of the largest step seen
+  bool tried = false;           // a plan was made that knew of this site
+  bool zero_exact = false;      // its packets keep zeros and signs
+  std::int64_t last_step = -1;  // that packed something here
+  // As last_step, for packets whose width was a matter of choice; of a step that another run made.
+  std::int64_t lossy_step = -1;
+
+  // Of a codec that the user named.
+  int rule = -1;  // that the last packet was made by
+  std::shared_ptr<CodecMemory> memory;
+  std::array<double, 8> shares{};  // of samples at each of kSampleWidths, as planned
+
+  std::uint64_t draws = 0;  // packets made in the current step: each has its own random numbers
+  std::int64_t draws_step = -1;
+  Ledger ledger;
+};
+
+// A part of the model.
+struct Path {
+  std::string name;
+  bool keep = false;
+  std::uint64_t rules = 0;  // of the policy, that are for this part: bits
+};
+
+// A parameter, as a place in the forward pass.
+struct Landmark {
+  std::string name;
+  std::uint32_t path = 0;  // of the module that owns it
+};
+
+// What a controller knows of a site and a later one may take over.
+struct SiteRecord {
+  std::string name;
+  bool alive = false;
+  Site::Sign sign = Site::Sign::kUnknown;
+  std::string root;  // its name; empty for a site that packs
+  int floor = 0, served_floor = 0;
+  bool tried = false, zero_exact = false;
+  std::int64_t last_step = -1, lossy_step = -1;
+  std::optional<Choice> choice;
+  Sensitivity sensitivity;
+  Footprint reference;
+  int rule = -1;
+  std::array<double, 8> shares{};
+  at::Tensor ranges, norms, scores;  // what codecs remember, where they do
+};
+
+class SiteTable {
+ public:
+  SiteTable();
+
+  // Path 0 is the whole program.
+  std::uint32_t add_path(std::string name, bool keep, std::uint64_t rules = 0);
+  // The path of the `ordinal`th part named `name` inside `parent`, made at first sight.
+  std::uint32_t path_within(std::uint32_t parent, const std::string& name, int ordinal);
+  const Path& path(std::uint32_t id) const { return paths_[id]; }
+  void keep_path(std::uint32_t id) { paths_[id].keep = true; }
+  void add_rules(std::uint32_t id, std::uint64_t rules) { paths_[id].rules |= rules; }
+
+  // Landmark 0 is the beginning. The same name gives the same landmark.
+  std::uint32_t landmark(const std::string& name, std::uint32_t path);
+  // A landmark for a parameter without a name, by its storage: parameters in the order in which
+  // they are first used. At most 4096 of them, so that parameters that move leave no trail.
+  std::uint32_t nameless_landmark(const void* storage);
+
+  // `slot` is a position of the operator's arguments, or past them the ordinal of a result.
+  Site& site(std::uint32_t landmark, const Operator& op, int slot, int occurrence);
+  bool keeps(const Site& site) const { return paths_[site.path].keep; }
+  const Path& path_of(const Site& site) const { return paths_[site.path]; }
+  // In the order in which sites were found, which plans follow.
+  std::vector<SiteRecord> records() const;
+  std::vector<SiteRecord> records_by_name() const;
+  // Raises ValueError for a record of a site at a parameter that this model does not have.
+  void check(const std::vector<SiteRecord>& records) const;
+  // Makes sites what records that were checked know of them, and those that are not there. Of other
+  // sites nothing is known afterwards.
+  void take(const std::vector<SiteRecord>& records);
+  // Of known sites the sensitivities and footprints alone.
+  void take_tables(const std::vector<SiteRecord>& records);
+  // Gives sites their choices, now or when they are first seen. Raises as check(), having changed
+  // nothing.
+  void take_choices(std::vector<std::pair<std::string, Choice>> choices);
+  std::deque<Site>& sites() { return sites_; }
+  const std::deque<Site>& sites() const { return sites_; }
+
+ private:
+  std::deque<Path> paths_;
+  std::unordered_map<std::string, std::uint32_t> within_;
+  std::vector<Landmark> landmarks_;
+  std::unordered_map<std::string, std::uint32_t> landmark_names_;
+  ska::flat_hash_map<const void*, std::uint32_t> nameless_;
+  std::deque<Site> sites_;
+  ska::flat_hash_map<std::uint64_t, Site*> index_;
+  std::unordered_map<std::string, Site*> by_name_;
+  std::unordered_map<std::string, Choice> expected_choices_;
+
+  Site& named(const std::string& name);  // makes one that is not there
+  void check_landmark(const std::string& site) const;
+  void apply(const SiteRecord& record, Site& site);
+};
+
+// How often something happened, by kind. For few kinds at a time.
+class Counts {
+ public:
+  // How often `key` was counted before. Stops at 63, so that a loop of any length has a bounded
+  // number of names.
+  int next(std::uint64_t key);
+  void clear() { counts_.clear(); }
+
+ private:
+  c10::SmallVector<std::pair<std::uint64_t, int>, 8> counts_;
+};
+
+// The modules that are running, innermost last.
+class ModuleStack {
+ public:
+  ModuleStack() { frames_.emplace_back(); }
+
+  void enter(std::uint32_t path);
+  // Ends the innermost frame of that path, and frames inside that an exception left behind.
+  void leave(std::uint32_t path);
+  std::uint32_t path() const { return frames_.back().path; }
+  // Calls of a class of modules by the module that runs now.
+  Counts& children() { return frames_.back().children; }
+
+ private:
+  struct Frame {
+    std::uint32_t path = 0;
+    Counts children;
+  };
+  std::vector<Frame> frames_;
+};
+
+}  // namespace backfold::torch_layer
+
+#endif  // BACKFOLD_TORCH_CAPTURE_SITE_H_

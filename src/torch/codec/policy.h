@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Which codec is for which saved tensor, as far as the user says.
+
+#ifndef BACKFOLD_TORCH_CODEC_POLICY_H_
+#define BACKFOLD_TORCH_CODEC_POLICY_H_
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "backfold/codecs.h"
+#include "torch/capture/site.h"
+
+namespace backfold::torch_layer {
+
+class Policy {
+ public:
+  static constexpr int kNone = -1;
+  static constexpr std::size_t kMostRules = 64;  // bits of Path::rules
+
+  // A rule, and whether modules that the caller lists say which places it is for, instead of the
+  // pattern of its selector.
+  struct Entry {
+    CodecRule rule;
+    std::string reason;  // "Pool(block=4), biased"
+    bool by_place = false;
+    bool matched = false;
+    bool is_strict() const {
+      const bool everywhere = !by_place && rule.where.path.empty() && rule.where.op.empty() &&
+                              !rule.where.type && rule.where.min_bytes == 0;
+      return rule.strict && !everywhere;
+    }
+  };
+
+  // Raises ValueError for a codec or a selector that is not allowed.
+  void add(CodecRule rule, bool by_place);
+  // A codec that plans may choose. Raises ValueError for one that is biased or keeps no packets.
+  void offer(const Codec& codec);
+  const std::vector<Entry>& menu() const { return menu_; }
+  // What stands for a codec of the menu where a rule would.
+  static int menu_rule(int codec) { return static_cast<int>(kMostRules) + codec; }
+  // Whether a packet under this rule is the plan's.
+  static bool is_planned(int rule) { return rule == kNone || rule >= menu_rule(0); }
+
+  bool empty() const { return entries_.empty(); }
+  const Entry& operator[](int rule) const {
+    const auto index = static_cast<std::size_t>(rule);
+    return index < kMostRules ? entries_[index] : menu_[index - kMostRules];
+  }
+  const std::vector<Entry>& entries() const { return entries_; }
+
+  // Rules whose pattern matches the name of a part, as a set of bits.
+  std::uint64_t rules_for(const std::string& path) const;
+
+  // The first rule that matches; kNone where none does. Remembers that it did. With `named`, a rule
+  // that packs must name the operator.
+  int rule_for(const Site& site, const Path& path, const at::Tensor& tensor, std::int64_t bytes,
+               bool named);
+
+ private:
+  std::vector<Entry> entries_, menu_;
+};
+
+}  // namespace backfold::torch_layer
+
+#endif  // BACKFOLD_TORCH_CODEC_POLICY_H_

@@ -1,0 +1,380 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "torch/plan/plan.h"
+
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <numeric>
+#include <set>
+#include <vector>
+
+#include "backfold/planner.h"
+
+namespace backfold::torch_layer {
+namespace {
+
+// Sites that no step saved to for so long are gone.
+constexpr std::int64_t kForgotten = 1000;
+// Of a group's header, per element.
+constexpr double kHeaderBits = 0.25;
+
+// Sites that share a packet, and what is known of them together.
+struct Bundle {
+  Site* root = nullptr;
+  std::vector<Site*> riders;
+  int floor = 1;
+  bool measured = false;
+
+  // Nothing is known of widths below the narrowest that was measured, and where nothing was, the
+  // floor counts.
+  void add(const Site& site) {
+    const auto& errors = site.sensitivity.errors;
+    measured |= !errors.empty();
+    floor = std::max(
+        {floor, errors.empty() ? site.floor : errors.front().first, site.zero_exact ? 2 : 1});
+  }
+  double error(int bits) const {
+    double sum = error_at(root->sensitivity, bits);
+    for (const Site* rider : riders) sum += error_at(rider->sensitivity, bits);
+    return sum;
+  }
+  // The table that says how the packet is best made.
+  const Sensitivity& ranked() const {
+    for (const Site* rider : riders)
+      if (root->sensitivity.errors.empty() && !rider->sensitivity.errors.empty())
+        return rider->sensitivity;
+    return root->sensitivity;
+  }
+  Grouping grouping() const { return ranked().grouping; }
+  // Codecs of the menu, where nobody reads the packet finely or by its signs.
+  const c10::SmallVector<Sensitivity::Offer, 1>& offers() const {
+    static const c10::SmallVector<Sensitivity::Offer, 1> none;
+    const auto fine = [](const Site* site) { return site->floor > 0 || site->zero_exact; };
+    const bool open = measured && !fine(root) && std::none_of(riders.begin(), riders.end(), fine);
+    return open ? ranked().offers : none;
+  }
+};
+
+// One way to keep a bundle.
+struct Option {
+  Choice choice;
+  std::int64_t bytes = 0, cost = 0;  // cost is in the unit of the target
+  double error = 0;
+};
+
+bool is_current(const Site& site, std::int64_t step) {
+  return site.reference.elements > 0 && !site.alive && site.last_step > step - kForgotten;
+}
+
+std::vector<Bundle> bundles_of(SiteTable& sites, std::int64_t step) {
+  std::map<const Site*, std::size_t> index;
+  std::vector<Bundle> bundles;
+  for (Site& site : sites.sites()) {
+    if (site.root || site.rule != -1 || !is_current(site, step)) continue;
+    index.emplace(&site, bundles.size());
+    Bundle bundle;
+    bundle.root = &site;
+    bundle.add(site);
+    bundles.push_back(std::move(bundle));
+  }
+  for (Site& site : sites.sites()) {
+    const auto found = index.find(site.root);
+    if (!site.root || found == index.end()) continue;
+    Bundle& bundle = bundles[found->second];
+    bundle.riders.push_back(&site);
+    bundle.add(site);
+  }
+  // The order in which sites were first seen must not matter.
+  std::sort(bundles.begin(), bundles.end(),
+            [](const Bundle& a, const Bundle& b) { return a.root->name < b.root->name; });
+  return bundles;
+}
+
+std::int64_t bytes_at(const Footprint& reference, int bits, const Grouping& grouping) {
+  if (bits == kRawBits) return reference.elements * reference.element_bytes;
+  const auto which = std::find(kGroupings.begin(), kGroupings.end(), grouping) - kGroupings.begin();
+  return bytes_of_groups(bits, reference.groups[static_cast<std::size_t>(which)],
+                         reference.packets);
+}
+
+// What one option costs, in the unit of the target.
+std::int64_t cost_at(const Target& target, const Footprint& reference, int bits,
+                     const Grouping& grouping) {
+  if (target.kind != Target::Kind::kBits) return bytes_at(reference, bits, grouping);
+  return reference.elements * bits;
+}
+
+std::vector<int> widths_for(const Target& target, const Bundle& bundle) {
+  std::vector<int> widths;
+  for (const int width : kWidths)
+    if (width >= bundle.floor && width < 8 * bundle.root->reference.element_bytes)
+      widths.push_back(width);
+  // A mean of code widths has no place for tensors without codes.
+  if (target.kind != Target::Kind::kBits || widths.empty()) widths.push_back(kRawBits);
+  return widths;
+}
+
+std::int64_t allowance(const Target& target, const StepReference& reference,
+                       const std::vector<Bundle>& bundles) {
+  switch (target.kind) {
+    case Target::Kind::kBits: {
+      double elements = 0;
+      for (const Bundle& bundle : bundles)
+        elements += static_cast<double>(bundle.root->reference.elements);
+      return static_cast<std::int64_t>(target.value * elements);
+    }
+    case Target::Kind::kRatio:
+      return static_cast<std::int64_t>(static_cast<double>(reference.unique_bytes) / target.value) -
+             reference.fixed_bytes;
+    case Target::Kind::kBudget:
+      return static_cast<std::int64_t>(target.value) - reference.fixed_bytes;
+  }
+  return 0;
+}
+
+std::string mebibytes(double bytes) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.2f MiB", bytes / (1 << 20));
+  return text;
+}
+
+// The sites that hold most of what no width can change.
+std::string largest_fixed(const SiteTable& sites, std::int64_t step) {
+  std::vector<const Site*> fixed;
+  for (const Site& site : sites.sites())
+    if (site.ledger.step == step && site.ledger.lossy.elements == 0 && site.ledger.held_bytes > 0 &&
+        site.ledger.kind != Kind::kParameter)
+      fixed.push_back(&site);
+  std::sort(fixed.begin(), fixed.end(), [](const Site* a, const Site* b) {
+    return a->ledger.held_bytes > b->ledger.held_bytes;
+  });
+  std::string names;
+  for (std::size_t i = 0; i < fixed.size() && i < 3; ++i)
+    names += (i ? ", " : "") + fixed[i]->name + " (" +
+             mebibytes(static_cast<double>(fixed[i]->ledger.held_bytes)) + ")";
+  return names;
+}
+
+[[noreturn]] void refuse(const SiteTable& sites, const StepReference& reference,
+                         const Target& target, std::int64_t least, std::int64_t step) {
+  const double held = static_cast<double>(reference.fixed_bytes + least);
+  const std::string fixed = largest_fixed(sites, step);
+  const std::string holds = mebibytes(static_cast<double>(reference.fixed_bytes)) +
+                            " of it tensors that stay as they are" +
+                            (fixed.empty() ? "" : ", the largest " + fixed);
+  if (target.kind == Target::Kind::kRatio)
+    TORCH_CHECK_VALUE(false, "ratio=", target.value, " cannot be reached: the most possible is ",
+                      static_cast<double>(reference.unique_bytes) / held, ", as ", mebibytes(held),
+                      " are held at the fewest bits, ", holds);
+  TORCH_CHECK_VALUE(false, "budget=", static_cast<std::int64_t>(target.value),
+                    " bytes cannot be kept: the least possible is ",
+                    static_cast<std::int64_t>(held), " bytes (", mebibytes(held), "), ", holds);
+}
+
+}  // namespace
+
+double error_at(const Sensitivity& sensitivity, int bits) {
+  const auto& table = sensitivity.errors;
+  if (table.empty() || bits == kRawBits) return 0;
+  const auto steps = [](int width) { return std::exp2(width) - 1; };
+  const auto scaled = [&](const std::pair<int, double>& entry) {
+    const double ratio = steps(entry.first) / steps(bits);
+    return entry.second * ratio * ratio;
+  };
+  if (bits <= table.front().first) return scaled(table.front());
+  for (std::size_t i = 1; i < table.size(); ++i) {
+    const auto& [low, at_low] = table[i - 1];
+    const auto& [high, at_high] = table[i];
+    if (bits > high) continue;
+    if (at_low <= 0 || at_high <= 0) return std::max(at_low, at_high);
+    const double along = std::log(steps(bits) / steps(low)) / std::log(steps(high) / steps(low));
+    return at_low * std::pow(at_high / at_low, along);
+  }
+  return scaled(table.back());
+}
+
+int uniform_width(const SiteTable& sites, const StepReference& reference, const Target& target,
+                  std::int64_t step) {
+  const auto at_most = [](double width) {
+    int best = kWidths.front();
+    for (const int one : kWidths)
+      if (one <= width) best = one;
+    return best;
+  };
+  if (target.kind == Target::Kind::kBits) return at_most(target.value);
+  if (reference.saved_bytes == 0)
+    return target.kind == Target::Kind::kRatio ? at_most(32 / target.value - 0.25) : 2;
+  const std::vector<Bundle> bundles = bundles_of(const_cast<SiteTable&>(sites), step);
+  const std::int64_t allowed = allowance(target, reference, bundles);
+  int best = 0;
+  std::int64_t least = 0;
+  for (const int width : kWidths) {
+    std::int64_t bytes = 0;
+    for (const Bundle& bundle : bundles) {
+      const std::vector<int> widths = widths_for(target, bundle);
+      const int one = *std::find_if(widths.begin(), widths.end() - 1,
+                                    [&](int candidate) { return candidate >= width; });
+      bytes += bytes_at(bundle.root->reference, one, {});
+    }
+    if (width == kWidths.front()) least = bytes;
+    if (bytes <= allowed) best = width;
+  }
+  if (best == 0) refuse(sites, reference, target, least, step);
+  return best;
+}
+
+namespace {
+
+struct Solution {
+  std::vector<Bundle> bundles;
+  std::vector<Option> options;  // of each
+  double error = 0, uniform_error = 0;
+};
+
+// Kept as it is: for nothing where a mean or a ratio was asked for, which then holds for the rest.
+Option kept_option(const Target& target, const Bundle& bundle) {
+  const std::int64_t bytes = bytes_at(bundle.root->reference, kRawBits, {});
+  return {{kRawBits, {}}, bytes, target.kind == Target::Kind::kBudget ? bytes : 0, 0};
+}
+
+// Every way to keep a bundle. What was not measured has one width, the uniform one.
+std::vector<Option> options_for(const Target& target, const Bundle& bundle, int uniform) {
+  const Footprint& reference = bundle.root->reference;
+  std::vector<int> widths = widths_for(target, bundle);
+  if (!bundle.measured) widths = {uniform};
+  std::vector<Option> options;
+  for (const int width : widths)
+    options.push_back({{width, bundle.grouping()},
+                       bytes_at(reference, width, bundle.grouping()),
+                       cost_at(target, reference, width, bundle.grouping()),
+                       bundle.error(width)});
+  for (const Sensitivity::Offer& offer : bundle.offers()) {
+    const auto elements = static_cast<double>(reference.elements);
+    const auto bytes = static_cast<std::int64_t>(std::ceil(elements * offer.bits / 8));
+    // Where code widths count, an offer is as wide as groups that take the same bytes.
+    const double width = std::max(0.0, offer.bits - kHeaderBits);
+    options.push_back({{uniform, bundle.grouping(), offer.codec},
+                       bytes,
+                       target.kind == Target::Kind::kBits
+                           ? static_cast<std::int64_t>(std::ceil(elements * width))
+                           : bytes,
+                       bundle.error(bundle.ranked().offers_at) * offer.error});
+  }
+  return options;
+}
+
+Solution solve(SiteTable& sites, const StepReference& reference, const Target& target,
+               std::int64_t step, const std::set<const Site*>& kept = {}) {
+  Solution solution;
+  solution.bundles = bundles_of(sites, step);
+  std::vector<Bundle> open = solution.bundles;
+  std::erase_if(open, [&](const Bundle& bundle) { return kept.contains(bundle.root); });
+  const int uniform = uniform_width(sites, reference, target, step);
+  std::vector<PlanSite> menus;
+  std::vector<std::vector<Option>> options;
+  std::int64_t least = 0;
+  for (const Bundle& bundle : solution.bundles) {
+    const std::vector<int> widths = widths_for(target, bundle);
+    const int at_uniform = *std::find_if(widths.begin(), widths.end() - 1,
+                                         [&](int width) { return width >= uniform; });
+    solution.uniform_error += bundle.error(at_uniform);
+    options.push_back(kept.contains(bundle.root) ? std::vector<Option>{kept_option(target, bundle)}
+                                                 : options_for(target, bundle, at_uniform));
+    PlanSite menu;
+    for (const Option& option : options.back()) menu.options.push_back({option.cost, option.error});
+    least += std::min_element(menu.options.begin(), menu.options.end(),
+                              [](const auto& a, const auto& b) { return a.bytes < b.bytes; })
+                 ->bytes;
+    menus.push_back(std::move(menu));
+  }
+  std::int64_t allowed = allowance(target, reference, open);
+  // A mean that floors do not allow is met as closely as they do.
+  if (target.kind == Target::Kind::kBits) allowed = std::max(allowed, least);
+  if (least > allowed) refuse(sites, reference, target, least, step);
+  Plan plan;
+  const Status status = backfold::make_plan(menus, allowed, &plan);
+  TORCH_CHECK(status.ok(), "backfold: ", status.message());
+  solution.error = plan.error;
+  for (std::size_t i = 0; i < options.size(); ++i)
+    solution.options.push_back(options[i][static_cast<std::size_t>(plan.choice[i])]);
+  return solution;
+}
+
+}  // namespace
+
+namespace {
+
+// Adds the sites with the largest errors, so many that what is left is no more than `most`. False
+// where all of them are kept already.
+bool keep_worst(const Solution& solution, double most, std::set<const Site*>& kept) {
+  std::vector<std::size_t> order(solution.bundles.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
+    return solution.options[a].error > solution.options[b].error;
+  });
+  double left = solution.error;
+  const std::size_t before = kept.size();
+  for (const std::size_t i : order) {
+    if (left <= most || solution.options[i].error <= 0) break;
+    kept.insert(solution.bundles[i].root);
+    left -= solution.options[i].error;
+  }
+  return kept.size() > before;
+}
+
+}  // namespace
+
+double error_for(const SiteTable& sites, const StepReference& reference, const Target& target,
+                 std::int64_t step) {
+  return solve(const_cast<SiteTable&>(sites), reference, target, step).error;
+}
+
+PlanSummary make_plan(SiteTable& sites, const StepReference& reference, const Target& target,
+                      std::int64_t step, std::optional<double> most) {
+  std::set<const Site*> kept;
+  Solution solution = solve(sites, reference, target, step);
+  while (most && solution.error > *most) {
+    if (!keep_worst(solution, *most, kept)) break;
+    solution = solve(sites, reference, target, step, kept);
+  }
+  PlanSummary summary{.step = step,
+                      .sites = 0,
+                      .held_bytes = reference.fixed_bytes,
+                      .mean_bits = 0,
+                      .error = solution.error,
+                      .uniform_error = solution.uniform_error,
+                      .kept = {}};
+  double elements = 0, bits = 0;
+  for (std::size_t i = 0; i < solution.bundles.size(); ++i) {
+    const Bundle& bundle = solution.bundles[i];
+    const Option& option = solution.options[i];
+    bundle.root->choice = option.choice;
+    if (kept.contains(bundle.root)) summary.kept.push_back(bundle.root->name);
+    for (Site* rider : bundle.riders) rider->choice = option.choice;
+    summary.sites += bundle.measured;
+    const Footprint& footprint = bundle.root->reference;
+    summary.held_bytes += option.bytes;
+    const auto count = kept.contains(bundle.root) ? 0 : static_cast<double>(footprint.elements);
+    elements += count;
+    bits += option.choice.codec >= 0
+                ? std::max(0.0, 8 * static_cast<double>(option.bytes) - count * kHeaderBits)
+            : option.choice.bits == kRawBits
+                ? count * static_cast<double>(8 * footprint.element_bytes)
+                : count * option.choice.bits;
+    bundle.root->tried = true;
+  }
+  summary.mean_bits = elements > 0 ? bits / elements : 0;
+  return summary;
+}
+
+bool has_unknown_sites(const SiteTable& sites, std::int64_t step) {
+  return std::any_of(sites.sites().begin(), sites.sites().end(), [step](const Site& site) {
+    const bool is_lossy = site.ledger.step == step && site.ledger.lossy.elements > 0;
+    return !site.root && !site.tried && (is_lossy || site.lossy_step == step);
+  });
+}
+
+}  // namespace backfold::torch_layer

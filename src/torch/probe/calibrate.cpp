@@ -1,0 +1,290 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "torch/probe/calibrate.h"
+
+#include <ATen/Context.h>
+#include <ATen/Functions.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/core/grad_mode.h>
+
+#include <numeric>
+#include <unordered_set>
+
+#include "torch/plan/plan.h"
+#include "torch/probe/originals.h"
+#include "torch/probe/probe.h"
+
+namespace backfold::torch_layer {
+namespace {
+
+// Leaves moved by epsilon times a random direction, for as long as one lives. Goes through aliases
+// that do not share the leaves' version counters: for autograd nothing happened.
+class MovedLeaves {
+ public:
+  MovedLeaves(const std::vector<at::Tensor>& leaves, double epsilon, std::uint64_t seed) {
+    const at::AutoGradMode no_grad(false);
+    std::unordered_map<std::string, at::Generator> generators;
+    std::unordered_set<const void*> storages;
+    std::vector<at::Tensor> directions;
+    for (const at::Tensor& leaf : leaves) {
+      // Of leaves that share memory the first one moves it.
+      if (!storages.insert(leaf.storage().unsafeGetStorageImpl()).second) continue;
+      at::Generator& generator = generators[leaf.device().str()];
+      if (!generator.defined()) {
+        generator = at::globalContext().defaultGenerator(leaf.device()).clone();
+        generator.set_current_seed(seed);
+      }
+      at::Tensor alias = leaf.variable_data();
+      aliases_.push_back(alias);
+      directions.push_back(
+          at::empty_like(alias, at::MemoryFormat::Contiguous).normal_(0, 1, generator));
+    }
+    if (aliases_.empty()) return;
+    values_ = at::_foreach_mul(aliases_, 1);  // copies, in few kernels
+    at::_foreach_add_(aliases_, directions, epsilon);
+  }
+  ~MovedLeaves() {
+    const at::AutoGradMode no_grad(false);
+    if (!aliases_.empty()) at::_foreach_copy_(aliases_, values_);
+  }
+  MovedLeaves(const MovedLeaves&) = delete;
+  MovedLeaves& operator=(const MovedLeaves&) = delete;
+
+ private:
+  std::vector<at::Tensor> aliases_, values_;
+};
+
+// Small enough that activations move linearly, large enough that the difference stands out of
+// rounding: in 16 bits that takes more.
+double epsilon_for(const State& state, const std::vector<at::Tensor>& leaves) {
+  bool narrow = false, wide = !leaves.empty();
+  for (const at::Tensor& leaf : leaves) {
+    narrow |= leaf.element_size() < 4;
+    wide &= leaf.element_size() == 8;
+  }
+  for (const Site& site : state.sites->sites()) narrow |= site.reference.element_bytes == 2;
+  return narrow ? 1e-3 : wide ? 1e-6 : 2e-4;
+}
+
+bool is_leaf_to_move(const at::Tensor& tensor) {
+  return tensor.defined() && tensor.is_leaf() && tensor.requires_grad() &&
+         tensor.layout() == at::kStrided && tensor.is_floating_point() && tensor.has_storage() &&
+         tensor.numel() > 0;
+}
+
+// A forward may write to parameters (a momentum encoder); buffers have copies in any case.
+std::vector<at::Tensor> parameters_of(const State& state) {
+  std::vector<at::Tensor> tensors;
+  for (const Parameter& parameter : state.parameters)
+    if (!parameter.buffer) tensors.push_back(parameter.tensor);
+  return tensors;
+}
+
+// One pass of a probe. The first one is over when its backward begins.
+void run(const std::shared_ptr<State>& state, const std::shared_ptr<Probe>& probe, Probe::Pass pass,
+         const std::function<void()>& step) {
+  struct Attached {
+    State& state;
+    ~Attached() { state.probe.reset(); }
+  } attached{*state};
+  probe->begin(pass);
+  state->probe = probe;
+  const Undone undone(parameters_of(*state));
+  const Entry entry(state);
+  try {
+    step();
+  } catch (...) {
+    if (pass != Probe::Pass::kMoved || !probe->backward_began()) throw;
+  }
+}
+
+}  // namespace
+
+Snapshot::Snapshot(const State& state) {
+  const at::AutoGradMode no_grad(false);
+  std::vector<at::Device> devices = {at::Device(at::kCPU)};
+  for (const Parameter& parameter : state.parameters) {
+    const at::Tensor& tensor = parameter.tensor;
+    if (std::find(devices.begin(), devices.end(), tensor.device()) == devices.end() &&
+        tensor.is_cuda())
+      devices.push_back(tensor.device());
+    if (tensor.requires_grad()) {
+      if (!tensor.is_leaf()) continue;
+      gradients_.emplace_back(tensor, tensor.grad());
+    } else if (parameter.buffer && tensor.has_storage()) {
+      buffers_.push_back(tensor.variable_data());
+      copies_.push_back(buffers_.back().clone());
+    }
+  }
+  for (const at::Device& device : devices) {
+    at::Generator generator = at::globalContext().defaultGenerator(device);
+    const std::lock_guard lock(generator.mutex());
+    generators_.emplace_back(generator, generator.get_state());
+  }
+  forget_gradients();
+}
+
+void Snapshot::forget_gradients() const {
+  for (const auto& [tensor, gradient] : gradients_)
+    at::Tensor(tensor).mutable_grad() = at::Tensor();
+}
+
+void Snapshot::rewind() const {
+  const at::AutoGradMode no_grad(false);
+  forget_gradients();
+  if (!buffers_.empty()) at::_foreach_copy_(buffers_, copies_);
+  for (auto [generator, values] : generators_) {
+    const std::lock_guard lock(generator.mutex());
+    generator.set_state(values);
+  }
+}
+
+Snapshot::~Snapshot() {
+  rewind();
+  for (const auto& [tensor, gradient] : gradients_) at::Tensor(tensor).mutable_grad() = gradient;
+}
+
+namespace {
+
+// Before the first step nothing is known of what is saved where.
+void learn_sites(const std::shared_ptr<State>& state, const std::function<void()>& step,
+                 const Snapshot& snapshot) {
+  TORCH_CHECK(!state->entered, "calibrate cannot run inside the controller's block");
+  if (state->steps > 0) return;
+  {
+    const Undone undone(parameters_of(*state));
+    const Entry entry(state);
+    step();
+  }
+  snapshot.rewind();
+}
+
+std::vector<at::Tensor> leaves_of(const State& state, const CalibrateOptions& options) {
+  std::vector<at::Tensor> leaves = options.leaves;
+  for (const Parameter& parameter : state.parameters) leaves.push_back(parameter.tensor);
+  std::erase_if(leaves, [](const at::Tensor& leaf) { return !is_leaf_to_move(leaf); });
+  return leaves;
+}
+
+// Gradients meanwhile are none of the user's.
+struct Paused {
+  explicit Paused(State& paused) : state(paused) { pause_guard(state, true); }
+  ~Paused() { pause_guard(state, false); }
+  State& state;
+};
+
+std::vector<Codec> menu_of(const Policy& policy) {
+  std::vector<Codec> menu;
+  for (const Policy::Entry& entry : policy.menu()) menu.push_back(entry.rule.codec);
+  return menu;
+}
+
+constexpr const char* kNoBackward =
+    "step must run backward: it saved tensors for it and never asked for them";
+
+std::uint64_t seed_of(const State& state) {
+  return state.options.seed + static_cast<std::uint64_t>(state.steps);
+}
+
+// What a pass left in the leaves.
+std::vector<at::Tensor> gradients_of(const std::vector<at::Tensor>& leaves) {
+  std::vector<at::Tensor> gradients;
+  for (const at::Tensor& leaf : leaves) gradients.push_back(leaf.grad());
+  return gradients;
+}
+
+double squared_distance(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b) {
+  std::vector<at::Tensor> norms;
+  for (std::size_t i = 0; i < a.size(); ++i)
+    if (a[i].defined() && b[i].defined()) norms.push_back(norm_of(a[i] - b[i]));
+  const std::vector<double> energies = read_energies(norms);
+  return std::accumulate(energies.begin(), energies.end(), 0.0);
+}
+
+// How large the gradient is that errors are compared with; none where nothing was left in the
+// leaves.
+std::optional<double> energy_of(const std::vector<at::Tensor>& gradients, double scale) {
+  std::vector<at::Tensor> norms;
+  for (const at::Tensor& gradient : gradients)
+    if (gradient.defined() && gradient.layout() == at::kStrided) norms.push_back(norm_of(gradient));
+  if (norms.empty()) return std::nullopt;
+  const std::vector<double> energies = read_energies(norms);
+  return scale * std::accumulate(energies.begin(), energies.end(), 0.0);
+}
+
+}  // namespace
+
+int calibrate(const std::shared_ptr<State>& state, const std::function<void()>& step,
+              const CalibrateOptions& options) {
+  const Paused paused(*state);
+  const Snapshot snapshot(*state);
+  learn_sites(state, step, snapshot);
+  const std::vector<at::Tensor> leaves = leaves_of(*state, options);
+  const double epsilon = state->epsilon = epsilon_for(*state, leaves);
+  const int least = least_width(*state);
+  const std::optional<int> noisy_at = noisy_width(*state);
+  const auto measure = [&] {
+    const auto probe = std::make_shared<Probe>(seed_of(*state), epsilon, least, noisy_at);
+    probe->rankings().offer(menu_of(state->policy));
+    {
+      const MovedLeaves moved(leaves, epsilon, seed_of(*state));
+      run(state, probe, Probe::Pass::kMoved, step);
+    }
+    TORCH_CHECK_VALUE(probe->backward_began() || !probe->saved_something(), kNoBackward);
+    snapshot.rewind();
+    run(state, probe, Probe::Pass::kClean, step);
+    state->gradient_energy = energy_of(gradients_of(leaves), options.scale);
+    snapshot.rewind();
+    return probe->finish(options.scale);
+  };
+  // Errors at few bits depend on the plan that they meet: the first one is made twice.
+  const bool again = noisy_at && !state->plan;
+  const int measured = measure();
+  if (!again || measured == 0) return measured;
+  replan(*state);
+  return measure();
+}
+
+int calibrate_exactly(const std::shared_ptr<State>& state, const std::function<void()>& step,
+                      const CalibrateOptions& options) {
+  constexpr std::uint64_t kDraws = 2;
+  const Paused paused(*state);
+  const Snapshot snapshot(*state);
+  learn_sites(state, step, snapshot);
+  const std::vector<at::Tensor> leaves = leaves_of(*state, options);
+  const auto probe = std::make_shared<Probe>(seed_of(*state), 0, 1);
+  probe->rankings().offer(menu_of(state->policy));
+  const auto gradients = [&](const Site* only, int bits, std::uint64_t draw) {
+    probe->fold_only(only, bits, draw);
+    run(state, probe, Probe::Pass::kFolded, step);
+    std::vector<at::Tensor> found = gradients_of(leaves);
+    snapshot.rewind();
+    return found;
+  };
+  const std::vector<at::Tensor> clean = gradients(nullptr, 0, 0);
+  TORCH_CHECK_VALUE(
+      std::any_of(clean.begin(), clean.end(), [](const auto& g) { return g.defined(); }),
+      kNoBackward);
+  probe->rankings().settle();
+  state->gradient_energy = energy_of(clean, options.scale);
+  int measured = 0;
+  for (Site& site : state->sites->sites()) {
+    if (!probe->rankings().knows(site)) {
+      site.sensitivity = {};
+      continue;
+    }
+    Sensitivity found = probe->rankings().table(site);
+    found.estimate = Sensitivity::Estimate::kExact;
+    for (const int bits : probe->widths(site)) {
+      double sum = 0;
+      for (std::uint64_t draw = 0; draw < kDraws; ++draw)
+        sum += squared_distance(gradients(&site, bits, draw), clean);
+      found.errors.emplace_back(bits, options.scale * sum / kDraws);
+    }
+    site.sensitivity = std::move(found);
+    ++measured;
+  }
+  return measured;
+}
+
+}  // namespace backfold::torch_layer

@@ -1,0 +1,229 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "torch/probe/effect.h"
+
+#include <ATen/ExpandUtils.h>
+#include <ATen/Functions.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/core/grad_mode.h>
+#include <c10/util/ScopeExit.h>
+#include <torch/csrc/autograd/functions/accumulate_grad.h>
+
+#include <algorithm>
+#include <optional>
+
+#include "torch/capture/node_name.h"
+#include "torch/probe/blocks.h"
+#include "torch/probe/closed_form.h"
+#include "torch/store/geometry.h"
+
+namespace backfold::torch_layer {
+namespace {
+
+using torch::autograd::Node;
+using torch::autograd::variable_list;
+
+// Nodes that only arrange or convert: the energy of what passes through stays what it is.
+constexpr std::string_view kArranging =
+    "TBackward0 TransposeBackward0 ViewBackward0 UnsafeViewBackward0 ReshapeAliasBackward0 "
+    "PermuteBackward0 ToCopyBackward0 SqueezeBackward0 SqueezeBackward1 SqueezeBackward2 "
+    "UnsqueezeBackward0 CloneBackward0 AliasBackward0 SliceBackward0 SelectBackward0 "
+    "SplitBackward0 SplitWithSizesBackward0 NarrowBackward0 UnbindBackward0 ChunkBackward0";
+
+// Library calls that draw, keep state of their own, or consume what they saved.
+constexpr std::string_view kOnce =
+    "CudnnRnnBackward0 MiopenRnnBackward0 MkldnnRnnLayerBackward0 CopySlices";
+constexpr std::string_view kOnceOperators =
+    "aten::_cudnn_rnn aten::miopen_rnn aten::mkldnn_rnn_layer";
+
+// Elements up to which a tensor may wait for its norm, to be taken with many others.
+constexpr std::int64_t kSmall = 1 << 16;
+
+// What a node sends on along one edge, changed by folding.
+at::Tensor change(const at::Tensor& folded, const at::Tensor& clean) {
+  at::Tensor reduced = folded;
+  if (!folded.is_same_size(clean)) reduced = at::sum_to(folded, clean.sizes());
+  return as_float(reduced) - as_float(clean);
+}
+
+// The leaf's side of an edge that leads to one.
+at::Tensor at_leaf(const Node* node, at::Tensor error) {
+  for (; node && !dynamic_cast<const torch::autograd::AccumulateGrad*>(node);
+       node = node->next_edge(0).function.get()) {
+    if (node->name() == "ExpandBackward0")
+      error = (*const_cast<Node*>(node))(variable_list{error})[0];
+  }
+  return error;
+}
+
+// Energies of the error that one run of a node with folded tensors brings to the leaves.
+void measure_run(Probe& probe, const Node& node, const ProbedCall& call, Site& site, int bits,
+                 const variable_list& clean, const variable_list& folded) {
+  std::vector<at::Tensor> sums;  // over blocks, of edges whose blocks match
+  std::vector<const Node*> into;
+  const auto add = [&](const at::Tensor& error, double factor, const Node* via, const Node* into) {
+    const bool small = error.numel() <= kSmall && error.layout() == at::kStrided;
+    probe.add({&site,
+               {bits},
+               Sensitivity::Estimate::kRerun,
+               small ? error : norm_of(error),
+               !small,
+               factor,
+               via,
+               into});
+  };
+  for (std::size_t i = 0; i < clean.size() && i < folded.size(); ++i) {
+    const auto& edge = node.next_edge(i);
+    if (!clean[i].defined() || !folded[i].defined() || !edge.function) continue;
+    const at::Tensor error = change(folded[i], clean[i]);
+    if (leads_to_leaf(edge.function.get())) {
+      add(at_leaf(edge.function.get(), error), 1, nullptr, nullptr);
+      continue;
+    }
+    const auto input = std::find_if(call.inputs.begin(), call.inputs.end(), [&](const auto& one) {
+      return one.function == edge.function.get() && one.number == edge.input_nr;
+    });
+    if (input == call.inputs.end() || !input->tangent.defined() ||
+        !input->tangent.is_same_size(error)) {
+      add(error, 1, edge.function.get(), nullptr);
+      continue;
+    }
+    at::Tensor sum =
+        block_sums(error, input->tangent, blocks_of(call.op->name, call.op->slots[input->slot]));
+    const auto like = std::find_if(sums.begin(), sums.end(),
+                                   [&](const at::Tensor& one) { return one.is_same_size(sum); });
+    if (like == sums.end()) {
+      sums.push_back(std::move(sum));
+      into.push_back(edge.function.get());
+    } else {
+      *like = *like + sum;
+    }
+  }
+  for (std::size_t i = 0; i < sums.size(); ++i) add(sums[i], 1 / probe.epsilon(), nullptr, into[i]);
+}
+
+// Saved tensors of a call that are the same memory: one packet serves them, so they are folded
+// together.
+std::vector<std::vector<std::shared_ptr<Probed>>> bundles_of(const ProbedCall& call) {
+  std::vector<std::vector<std::shared_ptr<Probed>>> bundles;
+  for (const auto& weak : call.saved) {
+    const auto one = weak.lock();
+    if (!one) continue;
+    const auto same = std::find_if(bundles.begin(), bundles.end(), [&](const auto& bundle) {
+      return same_elements(bundle[0]->tensor(), one->tensor());
+    });
+    if (same == bundles.end()) {
+      bundles.push_back({one});
+    } else {
+      same->push_back(one);
+    }
+  }
+  return bundles;
+}
+
+// What a node's saved tensors come back as, while one lives.
+class Again {
+ public:
+  explicit Again(const ProbedCall& call) {
+    for (const auto& weak : call.saved)
+      if (const auto one = weak.lock()) saved_.push_back(one);
+    for (const auto& one : saved_) one->begin_again();
+  }
+  ~Again() {
+    for (const auto& one : saved_) one->end_again();
+  }
+  Again(const Again&) = delete;
+  Again& operator=(const Again&) = delete;
+
+ private:
+  std::vector<std::shared_ptr<Probed>> saved_;
+};
+
+void measure(Probe& probe, Node& node, const ProbedCall& call, const variable_list& clean,
+             const variable_list& inputs) {
+  for (const auto& bundle : bundles_of(call)) {
+    Site& site = bundle[0]->site();
+    const auto widths = probe.widths(site);
+    if (call.closed_form) {
+      if (!inputs[0].defined()) continue;
+      const at::Tensor energies =
+          closed_form(*call.op, call.arguments, inputs[0], bundle[0]->error_energies());
+      probe.add({&site, widths, Sensitivity::Estimate::kClosedForm, energies.sqrt()});
+      continue;
+    }
+    const at::Tensor& tensor = bundle[0]->tensor();
+    for (const int bits : widths) {
+      const Again again(call);
+      const at::Tensor folded =
+          round_trip(tensor, probe.format_of(site, tensor, bits), probe.next_key(), call.by);
+      for (const auto& probed : bundle) probed->fold(folded);
+      measure_run(probe, node, call, site, bits, clean, node(variable_list(inputs)));
+    }
+  }
+}
+
+// What a node sends on when nothing that it saved is folded.
+variable_list without_noise(Node& node, const ProbedCall& call, const variable_list& outputs,
+                            const variable_list& inputs) {
+  const Again again(call);
+  variable_list clean = node(variable_list(inputs));
+  clean.resize(outputs.size());
+  for (std::size_t i = 0; i < clean.size(); ++i)
+    if (clean[i].defined() && outputs[i].defined() && !clean[i].is_same_size(outputs[i]))
+      clean[i] = at::sum_to(clean[i], outputs[i].sizes());
+  return clean;
+}
+
+}  // namespace
+
+bool can_run_again(const Node& node) { return is_builtin(node) && !is_one_of(node.name(), kOnce); }
+
+bool can_run_again(const Operator& op) {
+  return !op.opaque && !op.compiled && !is_one_of(op.name, kOnceOperators);
+}
+
+bool leads_to_leaf(const Node* node) {
+  while (node) {
+    if (dynamic_cast<const torch::autograd::AccumulateGrad*>(node)) return true;
+    const std::string name = node->name();
+    if (!is_one_of(name, kArranging) && name != "ExpandBackward0") return false;
+    node = node->num_outputs() > 0 ? node->next_edge(0).function.get() : nullptr;
+  }
+  return false;
+}
+
+variable_list EffectHook::operator()(const variable_list& outputs, const variable_list& inputs) {
+  const auto probe = probe_.lock();
+  if (!probe) return outputs;
+  const at::AutoGradMode no_grad(false);
+  try {
+    observe(*probe, outputs, inputs);
+  } catch (const c10::Error& error) {
+    TORCH_WARN("backfold: the effect of folding what ", call_ ? call_->op->name : node_.name(),
+               " saved could not be measured: ", error.what_without_backtrace());
+  }
+  return outputs;
+}
+
+void EffectHook::observe(Probe& probe, const variable_list& outputs, const variable_list& inputs) {
+  const bool measures = call_ && probe.pass() == Probe::Pass::kClean && can_run_again(node_);
+  if (!measures) probe.record_gains(node_, inputs, outputs, outputs);
+  const bool outside = call_ && !call_->outside.empty();
+  if (!measures && !outside) return;
+  const auto forget = c10::make_scope_exit([this] {
+    call_->inputs.clear();
+    call_->arguments.clear();
+    call_->outside.clear();
+  });
+  if (outside) {
+    probe.outside().measure(probe, node_, *call_->op, call_->outside, inputs);
+    return;
+  }
+  const bool noisy = probe.is_noisy() && !call_->closed_form;
+  const variable_list clean =
+      noisy ? without_noise(node_, *call_, outputs, inputs) : variable_list();
+  probe.record_gains(node_, inputs, outputs, noisy ? clean : outputs);
+  measure(probe, node_, *call_, noisy ? clean : outputs, inputs);
+}
+
+}  // namespace backfold::torch_layer

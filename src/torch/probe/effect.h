@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The effect of folding on one node: what changes in the gradients that it sends on.
+
+#ifndef BACKFOLD_TORCH_PROBE_EFFECT_H_
+#define BACKFOLD_TORCH_PROBE_EFFECT_H_
+
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/function_hook.h>
+
+#include <memory>
+
+#include "torch/probe/probe.h"
+
+namespace backfold::torch_layer {
+
+// Runs after a node, while what it saved is still there. Measures the effects of the call that it
+// is given, if any, and records energies for signal gains where these are wanted. What cannot be
+// measured costs a warning, not the backward.
+class EffectHook : public torch::autograd::FunctionPostHook {
+ public:
+  EffectHook(std::weak_ptr<Probe> probe, torch::autograd::Node& node,
+             std::shared_ptr<ProbedCall> call)
+      : probe_(std::move(probe)), node_(node), call_(std::move(call)) {}
+
+  torch::autograd::variable_list operator()(const torch::autograd::variable_list& outputs,
+                                            const torch::autograd::variable_list& inputs) override;
+
+ private:
+  void observe(Probe& probe, const torch::autograd::variable_list& outputs,
+               const torch::autograd::variable_list& inputs);
+
+  const std::weak_ptr<Probe> probe_;
+  torch::autograd::Node& node_;  // that owns this hook
+  const std::shared_ptr<ProbedCall> call_;
+};
+
+// Whether a node gives the same result when it is run again, and does nothing else.
+bool can_run_again(const torch::autograd::Node& node);
+
+// Whether an operator's calls can be measured by running their nodes again, as far as can be told
+// before there is a node.
+bool can_run_again(const Operator& op);
+
+// Whether an edge ends in a leaf, through views and casts only.
+bool leads_to_leaf(const torch::autograd::Node* node);
+
+}  // namespace backfold::torch_layer
+
+#endif  // BACKFOLD_TORCH_PROBE_EFFECT_H_

@@ -1,0 +1,486 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "torch/probe/probe.h"
+
+#include <ATen/Functions.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/core/grad_mode.h>
+
+#include <algorithm>
+#include <cmath>
+#include <set>
+
+#include "torch/probe/closed_form.h"
+#include "torch/probe/effect.h"
+#include "torch/store/geometry.h"
+#include "torch/store/treatment.h"
+
+namespace backfold::torch_layer {
+namespace {
+
+// Stands in for what the first pass does not keep: that pass ends where backward begins.
+class NotKept : public Reader {
+ public:
+  explicit NotKept(std::weak_ptr<Probe> probe) : probe_(std::move(probe)) {}
+  at::Tensor read() override {
+    if (const auto probe = probe_.lock()) probe->read_begins(nullptr);
+    TORCH_CHECK(false, "backfold: this pass of a probe has no backward");
+  }
+
+ private:
+  const std::weak_ptr<Probe> probe_;
+};
+
+// Stands in for what cannot be folded, to see backward begin.
+class Watched : public Reader {
+ public:
+  Watched(std::weak_ptr<Probe> probe, at::Tensor tensor)
+      : probe_(std::move(probe)), tensor_(std::move(tensor)) {}
+  at::Tensor read() override {
+    if (const auto probe = probe_.lock()) probe->read_begins(nullptr);
+    return tensor_;
+  }
+
+ private:
+  const std::weak_ptr<Probe> probe_;
+  const at::Tensor tensor_;
+};
+
+// A tensor that comes back folded, from when its call has ended.
+class FoldedLater : public Reader {
+ public:
+  FoldedLater(std::weak_ptr<Probe> probe, std::shared_ptr<ProbedCall> call, const Site& site,
+              at::Tensor tensor)
+      : probe_(std::move(probe)), call_(std::move(call)), site_(site), tensor_(std::move(tensor)) {}
+  at::Tensor read() override {
+    const auto probe = probe_.lock();
+    return probe ? probe->folded(tensor_, site_, call_->by) : tensor_;
+  }
+
+ private:
+  const std::weak_ptr<Probe> probe_;
+  const std::shared_ptr<ProbedCall> call_;
+  const Site& site_;
+  const at::Tensor tensor_;
+};
+
+bool is_zero_exact(const Site& site) { return root_of(site).zero_exact; }
+
+at::Tensor without_history(const at::Tensor& tensor) {
+  return tensor.is_leaf() ? tensor : tensor.tensor_data();
+}
+
+// Arguments whose gradients leave through an edge that is no leaf's.
+template <typename Function>
+void for_each_input(const RunningCall& call, const Function& function) {
+  for (const auto& [argument, position] : call.tensors) {
+    const at::Tensor tensor(c10::intrusive_ptr<c10::TensorImpl>::reclaim_copy(argument));
+    if (!tensor.defined() || !tensor.requires_grad() || !tensor.grad_fn() ||
+        !tensor.is_floating_point())
+      continue;
+    if (leads_to_leaf(tensor.grad_fn().get())) continue;
+    function(tensor, position);
+  }
+}
+
+}  // namespace
+
+c10::SmallVector<int, 4> Probe::widths(const Site& site) const {
+  // A floor of 6 is for tensors whose noise a formula amplifies: what it does here is measured,
+  // from 4 bits on. One of 8 is for what nobody knows.
+  const int floor = site.floor <= 6 ? std::min(site.floor, 4) : site.floor;
+  const int least = std::max({least_, floor, is_zero_exact(site) ? 2 : 1});
+  c10::SmallVector<int, 4> widths;
+  for (const int width : {1, 2, 4})
+    if (width >= least) widths.push_back(width);
+  if (site.floor > 4) widths.push_back(site.floor <= 6 ? 6 : 8);
+  const auto& choice = root_of(site).choice;
+  if (choice && choice->bits >= 8 && widths.back() < 8) widths.push_back(8);
+  return widths;
+}
+
+bool is_foldable(const at::Tensor& tensor, const Site& site, const Demand& demand) {
+  if (obstacle_in(tensor) || tensor.numel() == 0) return false;
+  if (site.alive || root_of(site).alive) return false;
+  if (demand.reads != Reads::kValues && demand.reads != Reads::kFinely) return false;
+  return root_of(site).reference.elements > 0;
+}
+
+at::Tensor Probed::read() {
+  if (again_) return folded_.defined() ? folded_ : tensor_;
+  const auto probe = probe_.lock();
+  if (!probe) return tensor_;
+  probe->read_begins(call_);
+  // What enters a product with a weight alone has no part in the gradients that go on.
+  if (!probe->is_noisy() || call_->closed_form) return tensor_;
+  const int bits = probe->width_now(site_);
+  if (bits == kRawBits) return tensor_;
+  return round_trip(tensor_, probe->format_of(site_, tensor_, bits), probe->next_key(), call_->by);
+}
+
+int Probe::width_now(const Site& site) const {
+  const auto& choice = root_of(site).choice;
+  const int least = std::max({unplanned_, site.floor, is_zero_exact(site) ? 2 : 1});
+  return choice ? choice->bits : least;
+}
+
+const at::Tensor& Probed::error_energies() {
+  if (!errors_->energies.defined()) {
+    const auto probe = probe_.lock();
+    std::vector<at::Tensor> energies;
+    for (const int bits : probe->widths(site_)) {
+      const at::Tensor folded =
+          round_trip(tensor_, probe->format_of(site_, tensor_, bits), probe->next_key());
+      energies.push_back(
+          energies_by_row(*call_->op, call_->arguments, difference(folded, tensor_)));
+    }
+    errors_->energies = at::stack(energies);
+  }
+  return errors_->energies;
+}
+
+std::shared_ptr<FoldedErrors> Probe::errors_of(const at::Tensor& tensor, const Site& site) {
+  auto& known = folded_errors_[{tensor.storage().unsafeGetStorageImpl(), &root_of(site)}];
+  auto errors = known.lock();
+  // Another view of the storage, or another shape of energies, is another matter.
+  if (!errors || !same_elements(errors->tensor, tensor) || site.op->name == "aten::convolution") {
+    errors = std::make_shared<FoldedErrors>();
+    errors->tensor = tensor.tensor_data();
+    known = errors;
+  }
+  return errors;
+}
+
+void Probe::begin(Pass pass) {
+  pass_ = pass;
+  if (noisy_) gains_.want();
+  backward_began_ = false;
+  seen_.clear();
+  if (pass == Pass::kFolded) calls_.clear();
+}
+
+Key Probe::next_key() {
+  const std::lock_guard lock(mutex_);
+  return {seed_ ^ 0x70726f6265ULL, draws_++};
+}
+
+GroupFormat Probe::format_of(const Site& site, const at::Tensor& tensor, int bits) {
+  Choice choice{bits, {}};
+  {
+    const std::lock_guard lock(mutex_);
+    choice.grouping = rankings_.best(root_of(site));
+  }
+  return format_with(site, tensor, choice);
+}
+
+void Probe::note_moved(const RunningCall& call, Site& site) {
+  Moved moved{call.op, {}};
+  for_each_input(call, [&](const at::Tensor& tensor, int) {
+    moved.inputs.emplace_back(tensor.tensor_data(), tensor._version());
+  });
+  moved_.emplace(std::pair(&site, seen_[&site]++), std::move(moved));
+}
+
+void Probe::take_tangents(const RunningCall& call, Site& site, ProbedCall& record) {
+  const auto found = moved_.find({&site, seen_[&site]++});
+  const bool known = found != moved_.end() && found->second.op == call.op;
+  std::size_t i = 0;
+  for_each_input(call, [&](const at::Tensor& tensor, int position) {
+    ProbedInput input{
+        tensor.grad_fn().get(), static_cast<std::uint32_t>(tensor.output_nr()), position, {}};
+    if (known && i < found->second.inputs.size()) {
+      auto& [there, version] = found->second.inputs[i];
+      if (there.is_same_size(tensor) && there._version() == version) {
+        // The tangents of a network together are as large as what it saves: half of that will do.
+        // They stay epsilon times too large until they were summed.
+        const bool wide = tensor.scalar_type() == at::kDouble;
+        // What is infinite in both (a mask) does not move.
+        input.tangent = difference(there, tensor.tensor_data())
+                            .to(wide ? at::kFloat : at::kBFloat16)
+                            .nan_to_num_(0, 0, 0);
+      }
+      there.reset();
+    }
+    if (!input.tangent.defined()) gains_.want();
+    record.inputs.push_back(std::move(input));
+    ++i;
+  });
+  if (known) moved_.erase(found);
+}
+
+std::shared_ptr<ProbedCall> Probe::call_record(RunningCall& call, Site& site) {
+  if (call.note >= 0) return calls_[static_cast<std::size_t>(call.note)];
+  auto record = std::make_shared<ProbedCall>();
+  record->op = call.op;
+  if (pass_ == Pass::kClean) {
+    // In the user's own step arguments are not kept: they would be alive, and exact, in backward.
+    record->closed_form = has_closed_form(call, site);
+    if (record->closed_form) {
+      record->arguments = call.arguments;
+    } else {
+      take_tangents(call, site, *record);
+    }
+  }
+  call.note = static_cast<std::int64_t>(calls_.size());
+  calls_.push_back(record);
+  return record;
+}
+
+void Probe::rank(const at::Tensor& tensor, const Site& site, const ProbedCall& call) {
+  rankings_.rank(
+      tensor, site, std::max(2, widths(site)[0]), [this] { return next_key(); }, call.by);
+}
+
+void Probe::rank_norm(ProbedCall& call, c10::ArrayRef<c10::IValue> results) {
+  const at::Tensor input = std::exchange(call.norm_input, at::Tensor());
+  const at::Tensor dense = input.is_non_overlapping_and_dense() ? input : without_gaps(input);
+  if (const auto rows = rows_of(*call.norm, dense)) {
+    call.by = call.norm->has_statistics() ? normalisation_of(*call.norm, *rows, results)
+                                          : std::optional(scale_of(*rows, dense));
+  }
+  rank(input, *call.norm_site, call);
+}
+
+void Probe::add_relative_errors(const at::Tensor& tensor, Site& site,
+                                const std::shared_ptr<ProbedCall>& call) {
+  gains_.want();
+  const at::Tensor norm = norm_of(tensor.tensor_data());
+  std::vector<Relative> all;  // widths, or none
+  for (const int bits : widths(site)) {
+    const GroupFormat format = format_with(site, tensor, {bits, {}});
+    all.push_back({&site, bits, call, norm,
+                   norm_of(difference(round_trip(tensor, format, next_key()), tensor))});
+  }
+  relatives_.insert(relatives_.end(), all.begin(), all.end());
+}
+
+Saved Probe::save(const at::Tensor& tensor, Site& site, const Demand& demand, RunningCall& call,
+                  SitesAlive sites) {
+  const at::AutoGradMode no_grad(false);
+  saved_something_ = true;
+  const bool foldable = is_foldable(tensor, site, demand);
+  std::shared_ptr<Reader> kept;
+  if (pass_ == Pass::kMoved) {
+    if (foldable && call.note < 0) {
+      if (!has_closed_form(call, site)) note_moved(call, site);
+      call.note = 0;
+    }
+    kept = std::make_shared<NotKept>(weak_from_this());
+  } else if (foldable) {
+    const auto record = call_record(call, site);
+    if (demand.norm && !demand.norm->norm->until_planned) {
+      record->norm = demand.norm;
+      record->norm_input = tensor.tensor_data();
+      record->norm_site = &site;
+      if (!demand.norm->has_statistics()) rank_norm(*record, {});
+    } else {
+      rank(tensor, site, *record);
+    }
+    if (pass_ == Pass::kFolded) {
+      if (&root_of(site) != only_)
+        return Saved(tensor, site, std::move(sites), {}, without_history(tensor), nullptr);
+      return Saved(
+          tensor, site, std::move(sites), {},
+          std::make_shared<FoldedLater>(weak_from_this(), record, site, without_history(tensor)),
+          nullptr);
+    }
+    if (!can_run_again(*call.op)) add_relative_errors(tensor, site, record);
+    auto probed = std::make_shared<Probed>(weak_from_this(), record, site, without_history(tensor),
+                                           record->closed_form ? errors_of(tensor, site) : nullptr);
+    record->saved.push_back(probed);
+    kept = std::move(probed);
+  } else {
+    kept = std::make_shared<Watched>(weak_from_this(), without_history(tensor));
+  }
+  return Saved(tensor, site, std::move(sites), {}, std::move(kept), nullptr);
+}
+
+at::Tensor Probe::folded(const at::Tensor& tensor, const Site& site,
+                         const std::optional<Normalisation>& by) {
+  // All readers of a packet see the same numbers: the key is the packet's, not the reader's.
+  const Key key{seed_ + only_draw_, root_of(site).hash};
+  return round_trip(tensor, format_of(site, tensor, only_bits_), key, by);
+}
+
+void Probe::fold_only(const Site* root, int bits, std::uint64_t draw) {
+  only_ = root;
+  only_bits_ = bits;
+  only_draw_ = draw;
+}
+
+std::shared_ptr<StandIn> Probe::note(const at::Tensor& tensor, Site& site, const Demand& demand,
+                                     RunningCall& call) {
+  const bool again = outside_.expects_model() && can_run_again(*call.op);
+  const auto stand_in = again ? std::make_shared<StandIn>() : nullptr;
+  if (!is_foldable(tensor, site, demand)) return stand_in;
+  const at::AutoGradMode no_grad(false);
+  try {
+    const auto record = call_record(call, site);
+    add_relative_errors(tensor, site, record);
+    if (!again) return stand_in;
+    // Of what a call saves twice there is one packet, so one copy.
+    const auto same = std::find_if(
+        record->outside.begin(), record->outside.end(),
+        [&](const OutsideSaved& one) { return one.source == tensor.unsafeGetTensorImpl(); });
+    record->outside.push_back({&site, tensor.unsafeGetTensorImpl(),
+                               same == record->outside.end()
+                                   ? tensor.tensor_data().clone(at::MemoryFormat::Preserve)
+                                   : same->tensor,
+                               stand_in});
+  } catch (const c10::Error& error) {
+    TORCH_WARN_ONCE("backfold: the effect of folding what ", call.op->name,
+                    " saves could not be measured: ", error.what_without_backtrace());
+  }
+  return stand_in;
+}
+
+void Probe::watch(const at::Tensor& result, const std::shared_ptr<ProbedCall>& call) {
+  if (!result.defined()) return;
+  const auto& node = result.grad_fn();
+  if (!node || !watched_.insert(node.get()).second) return;
+  if (call && !call->node) call->node = node.get();
+  node->add_post_hook(std::make_unique<EffectHook>(weak_from_this(), *node, call));
+}
+
+bool Probe::watches_nodes() const {
+  return at::GradMode::is_enabled() && (pass_ == Pass::kClean || pass_ == Pass::kUsersOwn);
+}
+
+void Probe::call_begins(const RunningCall& call) {
+  if (!watches_nodes()) return;
+  // Nodes of Python functions are seen where somebody takes what they made.
+  for (const auto& [argument, position] : call.tensors)
+    watch(at::Tensor(c10::intrusive_ptr<c10::TensorImpl>::reclaim_copy(argument)), nullptr);
+}
+
+void Probe::call_ended(const RunningCall& call, c10::ArrayRef<c10::IValue> results) {
+  const auto record = call.note >= 0 && pass_ != Pass::kMoved
+                          ? calls_[static_cast<std::size_t>(call.note)]
+                          : std::shared_ptr<ProbedCall>();
+  if (record && record->norm_input.defined()) {
+    const at::AutoGradMode no_grad(false);
+    rank_norm(*record, results);
+  }
+  if (!watches_nodes()) return;
+  for (const c10::IValue& result : results) {
+    if (result.isTensor()) {
+      outside_.add_node(result.toTensor());
+      watch(result.toTensor(), record);
+    } else if (result.isTensorList()) {
+      for (const at::Tensor& one : result.toTensorVector()) {
+        outside_.add_node(one);
+        watch(one, record);
+      }
+    }
+  }
+}
+
+void Probe::read_begins(const std::shared_ptr<ProbedCall>& call) {
+  const std::lock_guard lock(mutex_);
+  backward_began_ = true;
+  if (call && !call->node)
+    if (const auto node = torch::autograd::get_current_node()) call->node = node.get();
+  if (pass_ == Pass::kClean && !std::exchange(settled_, true)) rankings_.settle();
+}
+
+void Probe::add(Measurement measurement) {
+  const std::lock_guard lock(mutex_);
+  measurements_.push_back(std::move(measurement));
+}
+
+void Probe::record_gains(const torch::autograd::Node& node, const std::vector<at::Tensor>& inputs,
+                         const std::vector<at::Tensor>& outputs,
+                         const std::vector<at::Tensor>& clean) {
+  if (!gains_.wanted()) return;
+  const std::lock_guard lock(mutex_);
+  backward_began_ = true;
+  gains_.record(node, inputs, outputs, clean);
+}
+
+int Probe::finish_own(double rest, const std::vector<at::Tensor>& tangents, double epsilon) {
+  std::set<const Site*> measured;
+  for (Outside::Energy& one : outside_.finish(tangents, epsilon)) {
+    measured.insert(one.site);
+    measurements_.push_back({one.site,
+                             {one.bits},
+                             Sensitivity::Estimate::kRerun,
+                             std::move(one.norm),
+                             true,
+                             one.factor});
+  }
+  std::erase_if(relatives_, [&](const Relative& one) { return measured.contains(one.site); });
+  gains_.settle(rest);
+  return write_tables(1);
+}
+
+int Probe::finish(double scale) {
+  gains_.settle(0);
+  return write_tables(scale);
+}
+
+int Probe::write_tables(double scale) {
+  // What is small was kept as it is: its norms are taken all at once.
+  std::map<std::string, std::vector<Measurement*>> open;
+  for (Measurement& one : measurements_)
+    if (!one.summed) open[one.values.device().str()].push_back(&one);
+  for (const auto& [device, measurements] : open) {
+    std::vector<at::Tensor> values;
+    for (const Measurement* one : measurements) values.push_back(one->values);
+    const std::vector<at::Tensor> norms = at::_foreach_norm(values, 2);
+    for (std::size_t k = 0; k < norms.size(); ++k) measurements[k]->values = norms[k];
+  }
+  std::vector<at::Tensor> all;
+  for (const Measurement& one : measurements_) all.push_back(one.values);
+  for (const Relative& one : relatives_) {
+    all.push_back(one.norm);
+    all.push_back(one.of_error);
+  }
+  const std::vector<double> values = all.empty() ? std::vector<double>() : read_energies(all);
+
+  std::map<Site*, Sensitivity> measured;
+  const auto enter = [&](Site* site, int bits, Sensitivity::Estimate estimate, double energy) {
+    Sensitivity& sensitivity = measured[site];
+    sensitivity.estimate = std::max(sensitivity.estimate, estimate);
+    auto at = std::find_if(sensitivity.errors.begin(), sensitivity.errors.end(),
+                           [&](const auto& entry) { return entry.first == bits; });
+    if (at == sensitivity.errors.end()) {
+      sensitivity.errors.emplace_back(bits, 0.0);
+      at = sensitivity.errors.end() - 1;
+    }
+    at->second += energy * scale;
+  };
+  std::size_t i = 0;
+  for (const Measurement& one : measurements_) {
+    const double gain = one.via    ? gains_.of(one.via)
+                        : one.into ? gains_.amplification(one.into)
+                                   : 1;
+    for (const int bits : one.bits)
+      enter(one.site, bits, one.via ? Sensitivity::Estimate::kSignalGain : one.estimate,
+            values[i++] * gain * one.factor * one.factor);
+  }
+  for (const Relative& one : relatives_) {
+    const double energy = values[i++], of_error = values[i++];
+    if (one.call->node && energy > 0)
+      enter(one.site, one.bits, Sensitivity::Estimate::kSignalGain,
+            of_error / energy * gains_.sent_by(one.call->node));
+  }
+  for (auto& [site, sensitivity] : measured) {
+    // An error without a number says nothing: what was known stays.
+    if (std::any_of(sensitivity.errors.begin(), sensitivity.errors.end(),
+                    [](const auto& entry) { return !std::isfinite(entry.second); }))
+      continue;
+    std::sort(sensitivity.errors.begin(), sensitivity.errors.end());
+    if (const Site& root = root_of(*site); rankings_.knows(root)) {
+      auto [estimate, errors] = std::pair(sensitivity.estimate, std::move(sensitivity.errors));
+      sensitivity = rankings_.table(root);
+      sensitivity.estimate = estimate;
+      sensitivity.errors = std::move(errors);
+    }
+    site->sensitivity = sensitivity;
+  }
+  measurements_.clear();
+  relatives_.clear();
+  return static_cast<int>(measured.size());
+}
+
+}  // namespace backfold::torch_layer

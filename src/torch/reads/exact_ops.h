@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What backward really reads of each saved tensor.
+//
+// Autograd saves whole tensors; many backward formulas look at less: only at the sign, only at the
+// sizes. Others look harder: they divide by a value, compare it, exponentiate it, and a rounded
+// value would give a wrong gradient, not a noisy one. The table in exact_ops_*.cpp says which, one
+// row per operator and slot. What has no row is read as values that may carry unbiased noise, if
+// the operator is torch's own; functions of other libraries without a row stay exact.
+
+#ifndef BACKFOLD_TORCH_READS_EXACT_OPS_H_
+#define BACKFOLD_TORCH_READS_EXACT_OPS_H_
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/function_schema.h>
+#include <ATen/core/ivalue.h>
+#include <c10/core/ScalarType.h>
+#include <c10/util/ArrayRef.h>
+
+#include <cstdint>
+#include <string_view>
+
+#include "backfold/predicate.h"
+
+namespace backfold::torch_layer {
+
+enum class Reads : std::uint8_t {
+  kValues,     // values, where unbiased noise is only noise
+  kFinely,     // values, where noise is amplified: at least `bits` bits
+  kExactly,    // values it divides by, compares or exponentiates: never lossy
+  kPredicate,  // the answer of one comparison per element
+  kGeometry,   // sizes, strides, type and device
+  kIndices,    // integers under a bound that the operator proves
+};
+
+// One call of an operator, as the dispatcher saw it.
+class Call {
+ public:
+  Call(const c10::FunctionSchema& schema, c10::ArrayRef<c10::IValue> arguments)
+      : schema_(schema), arguments_(arguments) {}
+
+  // The argument of that name; None where there is none.
+  const c10::IValue& operator[](std::string_view name) const;
+
+ private:
+  const c10::FunctionSchema& schema_;
+  c10::ArrayRef<c10::IValue> arguments_;
+};
+
+// Integers from low to high, both included, or the sentinel, which lies outside.
+struct Bound {
+  std::int64_t low = 0, high = 0;
+  bool has_sentinel = false;
+  std::int64_t sentinel = 0;
+};
+
+// One row. `op` is the operator without overload ("aten::relu"; "aten::relu_" has rows of its own).
+// `slot` is the name of the argument that is saved, "result" for any tensor that the operator made
+// and saved, "result.1" for the second of those in the order of saving, "*" for every slot that has
+// no row of its own. An entry of a list of tensors has the list's name. An autograd.Function is
+// known by its class; its arguments have no names, and "saved.1" is the second tensor that it
+// saves.
+struct Rule {
+  std::string_view op;
+  std::string_view slot;
+  Reads reads = Reads::kValues;
+  std::string_view reason;  // a clause that a user reads in a report: "backward divides by it"
+  // The backward nodes that may read a predicate or geometry, as Node::name() has them, separated
+  // by spaces: "ReluBackward0". Indices come back exactly, for any reader.
+  std::string_view nodes = {};
+  int bits = 0;  // kFinely: the fewest
+  // kPredicate: fills comparison, low, high, nan, if_true and if_false such that the backward
+  // kernel does on the decoded tensor what it does on the source; false where it cannot for this
+  // call (the tensor then stays exact).
+  bool (*predicate)(const Call& call, c10::ScalarType type, PredicateFormat* format) = nullptr;
+  // kIndices: the bound that this call proves; false where it proves none.
+  bool (*bound)(const Call& call, Bound* bound) = nullptr;
+  // kPredicate: decoded > 0 exactly where the source is > 0 is enough, so that a zero-exact packet
+  // made for another reader serves this one, too.
+  bool sign_of_nonnegative = false;
+  // Where given: the row stands only for calls and saved tensors for which this is true; for others
+  // it is as if it were not there.
+  bool (*when)(const Call& call, const at::Tensor& saved) = nullptr;
+};
+
+// The table.
+c10::ArrayRef<Rule> rules();
+
+}  // namespace backfold::torch_layer
+
+#endif  // BACKFOLD_TORCH_READS_EXACT_OPS_H_

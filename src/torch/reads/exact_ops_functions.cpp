@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Functions of other libraries whose backward somebody has read. All others stay exact: a fused
+// kernel saves log-sum-exps, statistics and finished gradients beside its activations, and nothing
+// but its source tells which is which.
+//
+// A function is known by the name of its class alone. So a row must hold for whatever goes by that
+// name: it counts only tensors that every version saves in the same place, none of them optional,
+// and asks for their type where that tells them from the rest.
+
+#include <ATen/core/Tensor.h>
+
+#include <iterator>
+#include <string_view>
+
+#include "torch/reads/exact_ops_rows.h"
+
+namespace backfold::torch_layer {
+namespace {
+
+constexpr std::string_view kProduct = "it enters a product with a gradient";
+constexpr std::string_view kSmooth = "backward takes a smooth derivative at it";
+constexpr std::string_view kLogits = "its products are exponentiated in backward";
+constexpr std::string_view kLinear = "it enters linearly";
+constexpr std::string_view kRunsAgain = "backward runs the forward again from it";
+
+// flash-attention takes no other types, and its log-sum-exp has none of these.
+bool is_half(const Call&, const at::Tensor& saved) {
+  return saved.scalar_type() == at::kHalf || saved.scalar_type() == at::kBFloat16;
+}
+
+constexpr Rule of_function(std::string_view name, std::string_view slot, Reads reads,
+                           std::string_view reason, int bits = 0,
+                           bool (*when)(const Call&, const at::Tensor&) = nullptr) {
+  Rule rule;
+  rule.op = name;
+  rule.slot = slot;
+  rule.reads = reads;
+  rule.reason = reason;
+  rule.bits = bits;
+  rule.when = when;
+  return rule;
+}
+
+constexpr Rule values(std::string_view name, std::string_view slot, std::string_view reason) {
+  return of_function(name, slot, Reads::kValues, reason);
+}
+
+constexpr Rule kRows[] = {
+    // flash-attn 2 to 4 save q, k, v, out, log-sum-exp, ...: as torch's own fused attention.
+    of_function("FlashAttnFunc", "saved.0", Reads::kFinely, kLogits, 6, is_half),
+    of_function("FlashAttnFunc", "saved.1", Reads::kFinely, kLogits, 6, is_half),
+    of_function("FlashAttnFunc", "saved.2", Reads::kValues, kLinear, 0, is_half),
+    of_function("FlashAttnFunc", "saved.3", Reads::kValues, kLinear, 0, is_half),
+    of_function("FlashAttnVarlenFunc", "saved.0", Reads::kFinely, kLogits, 6, is_half),
+    of_function("FlashAttnVarlenFunc", "saved.1", Reads::kFinely, kLogits, 6, is_half),
+    of_function("FlashAttnVarlenFunc", "saved.2", Reads::kValues, kLinear, 0, is_half),
+    of_function("FlashAttnVarlenFunc", "saved.3", Reads::kValues, kLinear, 0, is_half),
+
+    // Liger: silu(a) * b and gelu(a) * b, of which a and b are saved. (Its norms multiply noise by
+    // rstd, its losses save finished gradients: no rows.)
+    values("LigerSiLUMulFunction", "saved.0", kSmooth),
+    values("LigerSiLUMulFunction", "saved.1", kProduct),
+    values("LigerGELUMulFunction", "saved.0", kSmooth),
+    values("LigerGELUMulFunction", "saved.1", kProduct),
+
+    // Activations that save their input: EfficientNet's and MONAI's swish, BLOOM's and Megatron's
+    // gelu.
+    values("SwishImplementation", "saved.0", kSmooth),
+    values("GeLUFunction", "saved.0", kSmooth),
+
+    // DeBERTa's masked softmax: what it made, for torch's own formula.
+    values("XSoftmax", "saved.0", kProduct),
+
+    // Linear layers of DeepSpeed and Megatron save input, weight, ...
+    values("LinearFunctionForZeroStage3", "saved.0", kProduct),
+    values("LinearWithGradAccumulationAndAsyncCommunication", "saved.0", kProduct),
+
+    // Reentrant checkpointing: everything inside would be computed from rounded inputs.
+    of_function("CheckpointFunction", "*", Reads::kExactly, kRunsAgain),
+};
+
+}  // namespace
+
+c10::ArrayRef<Rule> function_rules() { return kRows; }
+
+}  // namespace backfold::torch_layer

@@ -1,0 +1,417 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Where backward reads values and rounded ones would give a wrong gradient: it divides by them,
+// compares them, takes them out of a narrow domain, or exponentiates them.
+
+#include <ATen/core/Tensor.h>
+
+#include <cmath>
+#include <iterator>
+#include <string_view>
+#include <vector>
+
+#include "torch/reads/exact_ops_rows.h"
+
+namespace backfold::torch_layer {
+namespace {
+
+constexpr std::string_view kDivides = "backward divides by it";
+constexpr std::string_view kCompares = "backward compares it";
+constexpr std::string_view kSignOf = "backward multiplies by its sign";
+constexpr std::string_view kCancels = "backward divides by a small difference of it";
+constexpr std::string_view kExponentiates = "backward exponentiates it";
+constexpr std::string_view kPowers = "backward takes a power of it";
+constexpr std::string_view kPeriodic = "backward takes it modulo a period";
+constexpr std::string_view kPoles = "backward evaluates a function with poles at it";
+constexpr std::string_view kQuotient = "backward divides by 1 plus its square";
+constexpr std::string_view kProducts = "backward divides a product by it";
+constexpr std::string_view kFactor = "backward solves with this factor";
+constexpr std::string_view kStatistic = "a statistic that backward scales every element with";
+constexpr std::string_view kTotal = "a sum that backward divides by";
+constexpr std::string_view kLogSum = "a log-sum-exp that backward subtracts in an exponent";
+constexpr std::string_view kBias = "backward adds it in an exponent";
+constexpr std::string_view kLogits = "its products are exponentiated in backward";
+constexpr std::string_view kLogProbability = "backward exponentiates it";
+constexpr std::string_view kCoordinates = "backward rounds it to positions";
+constexpr std::string_view kOpaque = "bytes that only the library that made them reads";
+constexpr std::string_view kFilledLater = "the operator writes it after it was saved";
+constexpr std::string_view kMask = "backward selects by it";
+
+constexpr Rule exactly(std::string_view op, std::string_view slot, std::string_view reason,
+                       bool (*when)(const Call&, const at::Tensor&) = nullptr) {
+  Rule rule;
+  rule.op = op;
+  rule.slot = slot;
+  rule.reads = Reads::kExactly;
+  rule.reason = reason;
+  rule.when = when;
+  return rule;
+}
+
+constexpr Rule finely(std::string_view op, std::string_view slot, int bits,
+                      std::string_view reason) {
+  Rule rule;
+  rule.op = op;
+  rule.slot = slot;
+  rule.reads = Reads::kFinely;
+  rule.reason = reason;
+  rule.bits = bits;
+  return rule;
+}
+
+bool equals(const c10::IValue& value, double number) {
+  return (value.isDouble() && value.toDouble() == number) ||
+         (value.isInt() && static_cast<double>(value.toInt()) == number);
+}
+
+// The gradient of x^n for n = 0, 1, 2, 3 is a polynomial of degree 2 at most: noise stays noise.
+bool is_high_power(const Call& call, const at::Tensor&) {
+  for (const double low : {0.0, 1.0, 2.0, 3.0}) {
+    if (equals(call["exponent"], low)) return false;
+  }
+  return true;
+}
+
+// The gradient of the 2-norm is x / norm, linear in x; other norms take signs, powers or maxima.
+bool is_no_2_norm(const Call& call, const at::Tensor&) {
+  const c10::IValue& p = call["p"];
+  const c10::IValue& ord = call["ord"];
+  const bool by_default = call["self"].isTensor() && p.isNone() && ord.isNone();
+  return !by_default && !equals(p, 2.0) && !equals(ord, 2.0);
+}
+
+// Of what fused attention makes, only its output has query's type and as many dimensions, and
+// enters backward linearly. The order of saving would not tell: it depends on what is undefined.
+bool is_no_attention_output(const Call& call, const at::Tensor& saved) {
+  const c10::IValue& query = call["query"];
+  return !query.isTensor() || saved.scalar_type() != query.toTensor().scalar_type() ||
+         saved.dim() != query.toTensor().dim();
+}
+
+// Attention that does not divide its logits by the root of the head's size, as Gemma 4 with 512
+// channels and a scale of 1: they are as many times larger, and so is what noise does to their
+// exponentials (an error of 5 at fresh weights, 8 bits).
+bool has_large_logits(const Call& call, const at::Tensor& saved) {
+  const c10::IValue& scale = call["scale"];
+  if (!scale.isDouble() || saved.dim() == 0) return false;
+  return scale.toDouble() * std::sqrt(static_cast<double>(saved.size(-1))) > 2;
+}
+
+// Operators with a form in place, by its name: a row here is one for both forms. What is self of
+// one may be the result of the other, so such rows name no slot, or that of another argument.
+constexpr Rule kRowsForBothForms[] = {
+    // Divisors.
+    exactly("aten::div_", "other", kDivides),
+    exactly("aten::addcdiv_", "tensor2", kDivides),
+    exactly("aten::sqrt_", "*", kDivides),
+    exactly("aten::rsqrt_", "*", kPowers),
+    exactly("aten::reciprocal_", "*", kPowers),
+    exactly("aten::log_", "*", kDivides),
+    exactly("aten::log2_", "*", kDivides),
+    exactly("aten::log10_", "*", kDivides),
+    exactly("aten::log1p_", "*", kDivides),
+    exactly("aten::logit_", "*", kCancels),
+    exactly("aten::asin_", "*", kCancels),
+    exactly("aten::acos_", "*", kCancels),
+    exactly("aten::acosh_", "*", kCancels),
+    exactly("aten::atanh_", "*", kCancels),
+    exactly("aten::erfinv_", "*", kPoles),
+    exactly("aten::atan2_", "*", kDivides),
+    exactly("aten::hypot_", "*", kDivides),
+    exactly("aten::xlogy_", "*", kDivides),
+    exactly("aten::copysign_", "*", kDivides),
+    exactly("aten::fmod_", "*", kDivides),
+    exactly("aten::remainder_", "*", kDivides),
+    exactly("aten::cumprod_", "*", kProducts),
+    exactly("aten::renorm_", "*", kCompares),
+
+    // Signs and comparisons.
+    exactly("aten::abs_", "*", kSignOf),
+    exactly("aten::nextafter_", "*", kCompares),
+    exactly("aten::clamp_", "min", kCompares),
+    exactly("aten::clamp_", "max", kCompares),
+    exactly("aten::clamp_min_", "min", kCompares),
+    exactly("aten::clamp_max_", "max", kCompares),
+    exactly("aten::scatter_reduce_", "*", kCompares),
+    exactly("aten::index_reduce_", "*", kCompares),
+
+    // Powers, periods and poles.
+    exactly("aten::pow_", "*", kPowers, is_high_power),
+    exactly("aten::ldexp_", "other", kExponentiates),
+    exactly("aten::sin_", "*", kPeriodic),
+    exactly("aten::cos_", "*", kPeriodic),
+    exactly("aten::tan_", "*", kPoles),
+    exactly("aten::sinc_", "*", kDivides),
+    exactly("aten::lgamma_", "*", kPoles),
+    exactly("aten::digamma_", "*", kPoles),
+    exactly("aten::polygamma_", "*", kPoles),
+    exactly("aten::mvlgamma_", "*", kPoles),
+    exactly("aten::igamma_", "*", kExponentiates),
+    exactly("aten::igammac_", "*", kExponentiates),
+    exactly("aten::i0_", "*", kExponentiates),
+    finely("aten::erf_", "*", 8, kExponentiates),
+    finely("aten::erfc_", "*", 8, kExponentiates),
+    finely("aten::atan_", "*", 8, kQuotient),
+    finely("aten::asinh_", "*", 8, kQuotient),
+    finely("aten::sinh_", "*", 8, kExponentiates),
+    finely("aten::cosh_", "*", 8, kExponentiates),
+
+    // Lists.
+    exactly("aten::_foreach_abs_", "*", kSignOf),
+    exactly("aten::_foreach_acos_", "*", kCancels),
+    exactly("aten::_foreach_addcdiv_", "tensor2", kDivides),
+    exactly("aten::_foreach_asin_", "*", kCancels),
+    exactly("aten::_foreach_clamp_max_", "*", kCompares),
+    exactly("aten::_foreach_clamp_min_", "*", kCompares),
+    exactly("aten::_foreach_cos_", "*", kPeriodic),
+    exactly("aten::_foreach_div_", "other", kDivides),
+    exactly("aten::_foreach_lgamma_", "*", kPoles),
+    exactly("aten::_foreach_log_", "*", kDivides),
+    exactly("aten::_foreach_log10_", "*", kDivides),
+    exactly("aten::_foreach_log1p_", "*", kDivides),
+    exactly("aten::_foreach_log2_", "*", kDivides),
+    exactly("aten::_foreach_maximum_", "*", kCompares),
+    exactly("aten::_foreach_minimum_", "*", kCompares),
+    exactly("aten::_foreach_pow_", "*", kPowers),
+    exactly("aten::_foreach_reciprocal_", "*", kPowers),
+    exactly("aten::_foreach_rsqrt_", "*", kPowers),
+    exactly("aten::_foreach_sin_", "*", kPeriodic),
+    exactly("aten::_foreach_sqrt_", "*", kDivides),
+    exactly("aten::_foreach_tan_", "*", kPoles),
+    finely("aten::_foreach_atan_", "*", 8, kQuotient),
+    finely("aten::_foreach_erf_", "*", 8, kExponentiates),
+    finely("aten::_foreach_erfc_", "*", 8, kExponentiates),
+    finely("aten::_foreach_sinh_", "*", 8, kExponentiates),
+    finely("aten::_foreach_cosh_", "*", 8, kExponentiates),
+};
+
+constexpr Rule kRows[] = {
+    // Statistics of the norms. running_mean and running_var are read where training is off.
+    exactly("aten::native_layer_norm", "result", kStatistic),
+    exactly("aten::native_layer_norm_backward", "mean", kStatistic),
+    exactly("aten::native_layer_norm_backward", "rstd", kStatistic),
+    exactly("aten::native_group_norm", "result", kStatistic),
+    exactly("aten::_fused_rms_norm", "result", kStatistic),
+    exactly("aten::native_batch_norm", "result", kStatistic),
+    exactly("aten::native_batch_norm", "running_mean", kStatistic),
+    exactly("aten::native_batch_norm", "running_var", kStatistic),
+    exactly("aten::native_batch_norm_backward", "running_mean", kStatistic),
+    exactly("aten::native_batch_norm_backward", "running_var", kStatistic),
+    exactly("aten::native_batch_norm_backward", "save_mean", kStatistic),
+    exactly("aten::native_batch_norm_backward", "save_invstd", kStatistic),
+    exactly("aten::_native_batch_norm_legit", "result", kStatistic),
+    exactly("aten::_native_batch_norm_legit", "running_mean", kStatistic),
+    exactly("aten::_native_batch_norm_legit", "running_var", kStatistic),
+    exactly("aten::_native_batch_norm_legit_no_training", "result", kStatistic),
+    exactly("aten::_native_batch_norm_legit_no_training", "running_mean", kStatistic),
+    exactly("aten::_native_batch_norm_legit_no_training", "running_var", kStatistic),
+    exactly("aten::_batch_norm_with_update", "result", kStatistic),
+    exactly("aten::_batch_norm_with_update", "running_mean", kStatistic),
+    exactly("aten::_batch_norm_with_update", "running_var", kStatistic),
+    exactly("aten::_batch_norm_no_update", "result", kStatistic),
+    exactly("aten::_batch_norm_no_update", "running_mean", kStatistic),
+    exactly("aten::_batch_norm_no_update", "running_var", kStatistic),
+    exactly("aten::batch_norm_backward", "running_mean", kStatistic),
+    exactly("aten::batch_norm_backward", "running_var", kStatistic),
+    exactly("aten::batch_norm_backward", "save_mean", kStatistic),
+    exactly("aten::batch_norm_backward", "save_var", kStatistic),
+    exactly("aten::batch_norm_backward", "reserve", kOpaque),
+    exactly("aten::cudnn_batch_norm", "result", kStatistic),
+    exactly("aten::cudnn_batch_norm", "running_mean", kStatistic),
+    exactly("aten::cudnn_batch_norm", "running_var", kStatistic),
+    exactly("aten::cudnn_batch_norm_backward", "running_mean", kStatistic),
+    exactly("aten::cudnn_batch_norm_backward", "running_var", kStatistic),
+    exactly("aten::cudnn_batch_norm_backward", "save_mean", kStatistic),
+    exactly("aten::cudnn_batch_norm_backward", "save_var", kStatistic),
+    exactly("aten::cudnn_batch_norm_backward", "reserveSpace", kOpaque),
+    exactly("aten::miopen_batch_norm", "result", kStatistic),
+    exactly("aten::miopen_batch_norm", "running_mean", kStatistic),
+    exactly("aten::miopen_batch_norm", "running_var", kStatistic),
+    exactly("aten::miopen_batch_norm_backward", "running_mean", kStatistic),
+    exactly("aten::miopen_batch_norm_backward", "running_var", kStatistic),
+    exactly("aten::miopen_batch_norm_backward", "save_mean", kStatistic),
+    exactly("aten::miopen_batch_norm_backward", "save_var", kStatistic),
+
+    // Fused attention: P = exp(scale * query key^T + bias - log-sum-exp) is made anew in backward.
+    finely("aten::_scaled_dot_product_flash_attention", "query", 6, kLogits),
+    finely("aten::_scaled_dot_product_flash_attention", "key", 6, kLogits),
+    exactly("aten::_scaled_dot_product_flash_attention", "result", kLogSum, is_no_attention_output),
+    finely("aten::_scaled_dot_product_flash_attention_for_cpu", "query", 6, kLogits),
+    finely("aten::_scaled_dot_product_flash_attention_for_cpu", "key", 6, kLogits),
+    exactly("aten::_scaled_dot_product_flash_attention_for_cpu", "attn_mask", kBias),
+    exactly("aten::_scaled_dot_product_flash_attention_for_cpu", "result", kLogSum,
+            is_no_attention_output),
+    finely("aten::_scaled_dot_product_efficient_attention", "query", 6, kLogits),
+    finely("aten::_scaled_dot_product_efficient_attention", "key", 6, kLogits),
+    exactly("aten::_scaled_dot_product_efficient_attention", "attn_bias", kBias),
+    exactly("aten::_scaled_dot_product_efficient_attention", "result", kLogSum,
+            is_no_attention_output),
+    finely("aten::_scaled_dot_product_cudnn_attention", "query", 6, kLogits),
+    finely("aten::_scaled_dot_product_cudnn_attention", "key", 6, kLogits),
+    exactly("aten::_scaled_dot_product_cudnn_attention", "attn_bias", kBias),
+    exactly("aten::_scaled_dot_product_cudnn_attention", "result", kLogSum, is_no_attention_output),
+    finely("aten::_scaled_dot_product_fused_attention_overrideable", "query", 6, kLogits),
+    finely("aten::_scaled_dot_product_fused_attention_overrideable", "key", 6, kLogits),
+    exactly("aten::_scaled_dot_product_fused_attention_overrideable", "attn_bias", kBias),
+    exactly("aten::_scaled_dot_product_fused_attention_overrideable", "result", kLogSum,
+            is_no_attention_output),
+    finely("aten::_flash_attention_forward", "query", 6, kLogits),
+    finely("aten::_flash_attention_forward", "key", 6, kLogits),
+    exactly("aten::_flash_attention_forward", "result", kLogSum, is_no_attention_output),
+    finely("aten::_efficient_attention_forward", "query", 6, kLogits),
+    finely("aten::_efficient_attention_forward", "key", 6, kLogits),
+    exactly("aten::_efficient_attention_forward", "bias", kBias),
+    exactly("aten::_efficient_attention_forward", "result", kLogSum, is_no_attention_output),
+    finely("aten::_cudnn_attention_forward", "query", 6, kLogits),
+    finely("aten::_cudnn_attention_forward", "key", 6, kLogits),
+    exactly("aten::_cudnn_attention_forward", "attn_bias", kBias),
+    exactly("aten::_cudnn_attention_forward", "result", kLogSum, is_no_attention_output),
+
+    // Softmax and its kin. A rounded log-probability stays in its group's range, so its exponential
+    // never passes 1; a rounded argument of logsumexp can pass the largest of its own row.
+    finely("aten::_log_softmax", "result", 6, kLogProbability),
+    finely("aten::_log_softmax_backward_data", "output", 6, kLogProbability),
+    exactly("aten::logsumexp", "*", kLogSum),
+    exactly("aten::logcumsumexp", "*", kLogSum),
+    exactly("aten::logaddexp", "*", kExponentiates),
+    exactly("aten::logaddexp2", "*", kExponentiates),
+
+    // Losses.
+    exactly("aten::nll_loss_forward", "result", kTotal),
+    exactly("aten::nll_loss2d_forward", "result", kTotal),
+    exactly("aten::binary_cross_entropy", "self", kCancels),
+    exactly("aten::binary_cross_entropy", "target", kCancels),
+    exactly("aten::binary_cross_entropy_backward", "self", kCancels),
+    exactly("aten::binary_cross_entropy_backward", "target", kCancels),
+    exactly("aten::smooth_l1_loss", "*", kSignOf),
+    exactly("aten::smooth_l1_loss_backward", "self", kSignOf),
+    exactly("aten::smooth_l1_loss_backward", "target", kSignOf),
+    exactly("aten::huber_loss", "*", kSignOf),
+    exactly("aten::huber_loss_backward", "self", kSignOf),
+    exactly("aten::huber_loss_backward", "target", kSignOf),
+    exactly("aten::soft_margin_loss", "*", kExponentiates),
+    exactly("aten::soft_margin_loss_backward", "self", kExponentiates),
+    exactly("aten::soft_margin_loss_backward", "target", kExponentiates),
+    exactly("aten::multi_margin_loss", "self", kCompares),
+    exactly("aten::multilabel_margin_loss_forward", "*", kCompares),
+    exactly("aten::_ctc_loss", "*", kExponentiates),
+    exactly("aten::_cudnn_ctc_loss", "result.0", kCompares),
+    exactly("aten::miopen_ctc_loss", "result.0", kCompares),
+
+    // Selections: backward looks for the elements that equal the result.
+    exactly("aten::amax", "*", kCompares),
+    exactly("aten::amin", "*", kCompares),
+    exactly("aten::aminmax", "*", kCompares),
+    exactly("aten::max", "*", kCompares),
+    exactly("aten::min", "*", kCompares),
+    exactly("aten::median", "*", kCompares),
+    exactly("aten::nanmedian", "*", kCompares),
+    exactly("aten::maximum", "*", kCompares),
+    exactly("aten::minimum", "*", kCompares),
+    exactly("aten::fmax", "*", kCompares),
+    exactly("aten::fmin", "*", kCompares),
+    exactly("aten::_foreach_max", "*", kCompares),
+    exactly("aten::segment_reduce", "*", kCompares),
+    exactly("aten::max_pool2d", "*", kCompares),
+    exactly("aten::mkldnn_max_pool2d", "*", kCompares),
+    exactly("aten::mkldnn_max_pool3d", "*", kCompares),
+
+    // Signs. rrelu's noise is saved before the kernel fills it.
+    exactly("aten::rrelu_with_noise", "*", kFilledLater),
+    exactly("aten::rrelu_with_noise_", "*", kFilledLater),
+    exactly("aten::rrelu_with_noise_functional", "*", kMask),
+    exactly("aten::_prelu_kernel", "*", kMask),
+    exactly("aten::_prelu_kernel_backward", "self", kMask),
+    exactly("aten::_fake_quantize_learnable_per_tensor_affine", "*", kMask),
+    exactly("aten::_fake_quantize_learnable_per_channel_affine", "*", kMask),
+
+    // Norms, distances and other quotients.
+    exactly("aten::norm", "self", kSignOf, is_no_2_norm),
+    exactly("aten::norm", "result", kDivides),
+    exactly("aten::linalg_vector_norm", "self", kSignOf, is_no_2_norm),
+    exactly("aten::linalg_vector_norm", "result", kDivides),
+    exactly("aten::_foreach_norm", "*", kDivides),
+    exactly("aten::dist", "*", kDivides),
+    exactly("aten::_cdist_forward", "*", kDivides),
+    exactly("aten::_euclidean_dist", "*", kDivides),
+    exactly("aten::_pdist_forward", "*", kDivides),
+    exactly("aten::_weight_norm_interface", "result", kDivides),
+    exactly("aten::std", "result", kDivides),
+    exactly("aten::std_mean", "result", kDivides),
+    exactly("aten::prod", "*", kProducts),
+
+    // Special functions.
+    exactly("aten::special_entr", "*", kPoles),
+    exactly("aten::special_erfcx", "*", kExponentiates),
+    exactly("aten::special_i0e", "*", kSignOf),
+    exactly("aten::special_i1", "*", kDivides),
+    exactly("aten::special_i1e", "*", kDivides),
+    exactly("aten::special_log_ndtr", "*", kExponentiates),
+    exactly("aten::special_ndtri", "*", kExponentiates),
+    exactly("aten::special_xlog1py", "*", kDivides),
+    exactly("aten::special_zeta", "*", kPoles),
+    exactly("aten::_standard_gamma", "*", kPoles),
+
+    // Positions given as numbers.
+    exactly("aten::grid_sampler_2d", "grid", kCoordinates),
+    exactly("aten::grid_sampler_2d_backward", "grid", kCoordinates),
+    exactly("aten::grid_sampler_3d", "grid", kCoordinates),
+    exactly("aten::grid_sampler_3d_backward", "grid", kCoordinates),
+    exactly("aten::_grid_sampler_2d_cpu_fallback", "grid", kCoordinates),
+    exactly("aten::_grid_sampler_2d_cpu_fallback_backward", "grid", kCoordinates),
+    exactly("aten::cudnn_grid_sampler", "grid", kCoordinates),
+    exactly("aten::cudnn_grid_sampler_backward", "grid", kCoordinates),
+
+    // Linear algebra: decompositions, inverses and solutions.
+    exactly("aten::cholesky", "*", kFactor),
+    exactly("aten::cholesky_inverse", "*", kFactor),
+    exactly("aten::cholesky_solve", "*", kFactor),
+    exactly("aten::linalg_cholesky_ex", "*", kFactor),
+    exactly("aten::_linalg_det", "*", kFactor),
+    exactly("aten::_linalg_slogdet", "*", kFactor),
+    exactly("aten::_linalg_eigh", "*", kFactor),
+    exactly("aten::linalg_eig", "*", kFactor),
+    exactly("aten::linalg_householder_product", "*", kFactor),
+    exactly("aten::linalg_inv_ex", "*", kFactor),
+    exactly("aten::linalg_lstsq", "*", kFactor),
+    exactly("aten::linalg_lu", "*", kFactor),
+    exactly("aten::linalg_lu_factor_ex", "*", kFactor),
+    exactly("aten::linalg_lu_solve", "*", kFactor),
+    exactly("aten::linalg_matrix_exp", "*", kExponentiates),
+    exactly("aten::linalg_pinv", "*", kFactor),
+    exactly("aten::linalg_qr", "*", kFactor),
+    exactly("aten::_linalg_solve_ex", "*", kFactor),
+    exactly("aten::linalg_solve_triangular", "*", kFactor),
+    exactly("aten::_linalg_svd", "*", kFactor),
+    exactly("aten::ormqr", "*", kFactor),
+    exactly("aten::triangular_solve", "*", kFactor),
+
+    // Recurrent layers of cuDNN, MIOpen, oneDNN and MPS: reserves, workspaces and weight buffers.
+    exactly("aten::_cudnn_rnn", "result", kOpaque),
+    exactly("aten::_cudnn_rnn", "dropout_state", kOpaque),
+    exactly("aten::miopen_rnn", "result", kOpaque),
+    exactly("aten::miopen_rnn", "dropout_state", kOpaque),
+    exactly("aten::mkldnn_rnn_layer", "result", kOpaque),
+    exactly("aten::_lstm_mps", "result", kOpaque),
+};
+
+}  // namespace
+
+std::vector<Rule> value_rules() {
+  std::vector<Rule> rows;
+  for (Rule row : kRows) {
+    rows.push_back(row);
+    if (row.reason != kLogits) continue;
+    rows.back().when = has_large_logits;
+    rows.back().bits = 16;
+    rows.push_back(row);
+  }
+  for (Rule row : kRowsForBothForms) {
+    rows.push_back(row);
+    row.op.remove_suffix(1);
+    rows.push_back(row);
+  }
+  return rows;
+}
+
+}  // namespace backfold::torch_layer

@@ -1,0 +1,208 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "torch/store/shared_packet.h"
+
+#include <ATen/core/grad_mode.h>
+#include <c10/core/DeviceGuard.h>
+#include <c10/core/Event.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include <array>
+
+namespace backfold::torch_layer {
+namespace {
+
+// A captured graph would round with the same random numbers at every replay.
+template <typename Device>
+void refuse_capture(const Device& device, const c10::Stream& stream) {
+  if constexpr (requires { device.isStreamCapturing(stream); }) {  // torch 2.12 and later
+    TORCH_CHECK(!device.isStreamCapturing(stream),
+                "backfold: nothing can be folded while a CUDA graph is captured");
+  }
+}
+
+// Before a payload is made on the current stream. The source may be freed before the kernel has
+// run, and may come from another stream: its memory must wait for this one.
+void prepare(const at::Tensor& source, const std::optional<c10::Stream>& stream) {
+  if (!stream) return;
+  const c10::impl::VirtualGuardImpl device(source.device().type());
+  refuse_capture(device, *stream);
+  device.recordDataPtrOnStream(source.storage().data_ptr(), *stream);
+}
+
+at::Tensor pack_span(const at::Tensor& source, const Span& span, const at::Tensor* dense_copy,
+                     const Format& format, const Key& key, CodecMemory* memory) {
+  const auto* begin = dense_copy
+                          ? static_cast<const char*>(dense_copy->const_data_ptr())
+                          : static_cast<const char*>(source.storage().data()) +
+                                span.begin * static_cast<std::int64_t>(source.element_size());
+  return pack_payload(begin, source.device(), format, key, memory);
+}
+
+// Lets the stream `now` read what was written on another, and the memory wait for it.
+void hand_over(const c10::DataPtr& memory, const c10::Stream& written_on, const c10::Stream& now) {
+  // Whatever that stream has been given by now includes the kernel that wrote.
+  c10::Event written(now.device_type());
+  written.record(written_on);
+  written.block(now);
+  c10::impl::VirtualGuardImpl(now.device_type()).recordDataPtrOnStream(memory, now);
+}
+
+}  // namespace
+
+std::optional<c10::Stream> current_stream(const at::Device& device) {
+  if (!device.is_cuda()) return std::nullopt;
+  return c10::impl::VirtualGuardImpl(device.type()).getStream(device);
+}
+
+std::optional<c10::Storage> DecodedOnce::get(const std::optional<c10::Stream>& stream) const {
+  if (!storage_ || stream != stream_) return std::nullopt;
+  auto storage = storage_->lock();
+  if (!storage) return std::nullopt;
+  return c10::Storage(std::move(storage));
+}
+
+void DecodedOnce::set(const c10::Storage& storage, const std::optional<c10::Stream>& stream) {
+  storage_.emplace(storage.getWeakStorageImpl());
+  stream_ = stream;
+}
+
+SharedPacket::SharedPacket(const at::Tensor& source, const Span& span, const at::Tensor* dense_copy,
+                           const Format& format, Site& site, int rule)
+    : site_(site),
+      rule_(rule),
+      format_(format),
+      type_(source.scalar_type()),
+      span_(dense_copy ? Span{0, dense_copy->numel()} : span),
+      original_(dense_copy ? std::optional(view_in_span(source, 0)) : std::nullopt),
+      packed_view_(dense_copy ? view_in_copy(source, *dense_copy)
+                              : view_in_span(source, span.begin)),
+      source_(source.storage().getWeakStorageImpl()),
+      source_bytes_(source.storage().nbytes()),
+      version_(source._version()),
+      stream_(current_stream(source.device())) {}
+
+void SharedPacket::pack(const at::Tensor& source, const at::Tensor* dense_copy, const Key& key,
+                        std::optional<Normalisation> by) {
+  prepare(source, stream_);
+  if (!by) {
+    payload_ = pack_span(source, span_, dense_copy, format_, key, site_.memory.get());
+    return;
+  }
+  payload_ =
+      pack_payload(dense_copy ? *dense_copy : source, std::get<GroupFormat>(format_), *by, key);
+  rows_ = by->rows;
+  by_ = std::move(by);
+}
+
+void SharedPacket::wait(const at::Tensor& dense, const Key& key, const NormCall& call,
+                        const NormRows& rows) {
+  waiting_ = {dense.tensor_data(), key, call};
+  rows_ = rows;
+}
+
+void SharedPacket::complete(c10::ArrayRef<c10::IValue> results) {
+  const std::lock_guard lock(mutex_);
+  if (!waiting_ || results.empty()) return;
+  auto by = normalisation_of(waiting_->call, *rows_, results);
+  TORCH_CHECK(by, "backfold: ", waiting_->call.norm->op, " did not hand over its statistics");
+  // What cannot be packed stays held.
+  pack(waiting_->dense, nullptr, waiting_->key, std::move(by));
+  waiting_.reset();
+}
+
+SharedPacket::~SharedPacket() {
+  if (learns_sign_) site_.sign = values_read_ ? Site::Sign::kAlsoValues : Site::Sign::kOnlySign;
+}
+
+at::Tensor SharedPacket::unpacked() const {
+  if (by_) return unpack_payload(payload_, std::get<GroupFormat>(format_), *by_, type_);
+  return unpack_payload(payload_, format_, {span_.count}, {1}, type_);
+}
+
+c10::Storage SharedPacket::decode(bool share) {
+  const std::optional<c10::Stream> now = current_stream(payload_.device());
+  if (share)
+    if (auto earlier = decoded_.get(now)) return *earlier;
+  if (now && *now != *stream_) {
+    hand_over(payload_.storage().data_ptr(), *stream_, *now);
+    for (const at::Tensor& statistic :
+         by_ ? std::array{by_->mean, by_->rstd} : std::array<at::Tensor, 2>{})
+      if (statistic.defined()) hand_over(statistic.storage().data_ptr(), *stream_, *now);
+  }
+  const at::Tensor decoded = unpacked();
+  if (share) decoded_.set(decoded.storage(), now);
+  return decoded.storage();
+}
+
+at::Tensor SharedPacket::restore(const View& view, bool share) {
+  const std::lock_guard lock(mutex_);
+  if (waiting_) {
+    View held = view;
+    if (!original_) held.offset += span_.begin;
+    return tensor_at(waiting_->dense.storage(), held, type_);
+  }
+  auto source = source_.lock();
+  const bool alive = source && source->nbytes() == source_bytes_;
+  if (!judged_ && alive) site_.alive = true;
+  judged_ = true;
+  if (alive) {
+    View in_storage = original_ ? *original_ : view;
+    if (!original_) in_storage.offset += span_.begin;
+    return tensor_at(c10::Storage(std::move(source)), in_storage, type_);
+  }
+  return tensor_at(decode(share), view, type_);
+}
+
+const c10::Storage& Hold::storage() {
+  if (site_ && !judged_.exchange(true) && !pinned_) site_->alive = alive_elsewhere();
+  return storage_;
+}
+
+ParameterCopy::ParameterCopy(const at::Tensor& parameter, const at::Tensor& copy)
+    : parameter_(parameter.tensor_data()),
+      version_(parameter._version()),
+      type_(copy.scalar_type()),
+      copy_(copy.storage().getWeakStorageImpl()) {}
+
+c10::Storage ParameterCopy::again() const {
+  TORCH_CHECK(!lost_ && parameter_._version() == version_, "backfold: a parameter of type ",
+              parameter_.scalar_type(), " and sizes ", parameter_.sizes(),
+              " was modified in place before backward (version ", parameter_._version(),
+              ", expected ", version_, "). Its copy in ", type_,
+              " was not kept, and backward would have made it again from the parameter. Run "
+              "backward first, or name the module in keep=.");
+  const at::AutoGradMode no_grad(false);
+  const c10::DeviceGuard guard(parameter_.device());
+  at::Tensor again = allocate(parameter_.sizes(), parameter_.strides(), type_, parameter_.device());
+  again.copy_(parameter_);
+  return again.storage();
+}
+
+void ParameterCopy::keep() {
+  const std::lock_guard lock(mutex_);
+  if (kept_) return;
+  kept_on_ = current_stream(parameter_.device());
+  try {
+    auto copy = copy_.lock();
+    kept_ = copy ? c10::Storage(std::move(copy)) : again();
+  } catch (const std::exception&) {
+    lost_ = true;  // for who reads it; the write goes on
+  }
+}
+
+c10::Storage ParameterCopy::storage() {
+  const std::lock_guard lock(mutex_);
+  const std::optional<c10::Stream> now = current_stream(parameter_.device());
+  if (kept_) {
+    if (now && *now != *kept_on_) hand_over(kept_->data_ptr(), *kept_on_, *now);
+    return *kept_;
+  }
+  if (auto copy = copy_.lock()) return c10::Storage(std::move(copy));
+  if (auto earlier = decoded_.get(now)) return *earlier;
+  const c10::Storage made = again();
+  decoded_.set(made, now);
+  return made;
+}
+
+}  // namespace backfold::torch_layer

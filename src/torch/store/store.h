@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The store: decides how a saved tensor is kept, and keeps it once, however many nodes save it.
+//
+// It lives for one entry of a controller. It finds what an earlier save left by the storage's
+// address, and holds a weak reference to each storage that it knows, so that the address cannot be
+// given to another while it is in the table. It owns no packet and no tensor.
+
+#ifndef BACKFOLD_TORCH_STORE_STORE_H_
+#define BACKFOLD_TORCH_STORE_STORE_H_
+
+#include <ATen/core/Tensor.h>
+#include <c10/util/flat_hash_map.h>
+
+#include <memory>
+#include <optional>
+#include <unordered_map>
+#include <utility>
+
+#include "torch/capture/site.h"
+#include "torch/codec/coding.h"
+#include "torch/codec/policy.h"
+#include "torch/plan/sample_norms.h"
+#include "torch/reads/demand.h"
+#include "torch/store/saved.h"
+#include "torch/store/treatment.h"
+
+namespace backfold::torch_layer {
+
+struct StoreOptions {
+  std::optional<int> bits;     // where no plan says otherwise; none: only what is exact
+  bool adaptive = false;       // widths are the plan's: readers take what they find
+  std::int64_t min_bytes = 0;  // smaller tensors are passed through
+  std::uint64_t seed = 0;
+  bool observe_only = false;  // pack nothing, count everything
+  // Until there is a plan: small tensors take few bytes at any width, and are sensitive more often
+  // than large ones (gates, heads, the last layers).
+  bool spares_small = false;
+  bool wants_scores = false;  // of samples whose widths are about to be planned
+  SampleIds samples;          // of the batch, where the user gave them
+};
+
+// A parameter or buffer of the model.
+struct Parameter {
+  at::Tensor tensor;
+  std::uint32_t landmark = 0;
+  bool buffer = false;  // a forward may change it
+};
+
+class Store {
+ public:
+  // Storages of `parameters` are never packed. The policy belongs to the caller.
+  Store(const StoreOptions& options, std::shared_ptr<SiteTable> sites, Policy& policy,
+        const std::vector<Parameter>& parameters);
+
+  // The landmark that a tensor is, or is a view or low-precision copy of; 0 for other tensors.
+  std::uint32_t landmark_of(const at::Tensor& tensor) const;
+
+  // `obstacle`, if given, says why the tensor cannot be packed; `tanh`, that GELU saves it for its
+  // approximation by tanh.
+  Saved save(const at::Tensor& tensor, Site& site, const Demand& demand, std::int64_t step,
+             const char* obstacle, bool tanh);
+
+  // The packet of the last save, if it waits for the end of the running call.
+  std::shared_ptr<SharedPacket> take_waiting() { return std::exchange(waiting_, nullptr); }
+
+  // aten::_to_copy made `copy` of `source`: remembered where the source is a parameter. A buffer is
+  // not: it is the program's to change, through .data as well, where no version tells.
+  void remember_copy(const at::Tensor& source, const at::Tensor& copy);
+
+  // A call of this thread will write into the tensor next. What would be made again from it, and
+  // was saved, is made now.
+  void about_to_write(const at::Tensor& tensor);
+
+  // Whether a tensor that is kept per sample had as many samples as there were ids.
+  bool met_samples() const { return met_samples_; }
+
+  // In an entry that only observes: marks the sites of storages that somebody else has, too.
+  void judge_alive();
+
+ private:
+  struct Entry {
+    explicit Entry(const c10::Storage& storage) : storage(storage.getWeakStorageImpl()) {}
+
+    WeakStorage storage;
+    std::weak_ptr<Hold> hold;
+    struct Part {
+      View original, view;  // in the storage, in the copy
+      std::weak_ptr<Hold> copy;
+    };
+    c10::SmallVector<Part, 1> parts;  // that the plan keeps without the rest
+    c10::SmallVector<std::weak_ptr<SharedPacket>, 2> packets;
+    std::shared_ptr<ParameterCopy> copy;
+    std::uint32_t copy_version = 0;
+    std::uint32_t copy_landmark = 0;
+    Site* site = nullptr;  // of the first save
+  };
+  struct Saving;
+
+  struct Known {
+    std::uint32_t landmark = 0;
+    bool buffer = false;
+  };
+
+  bool is_parameter(const at::Tensor& tensor) const;
+  bool is_buffer(const at::Tensor& tensor) const;
+  Saved pass(Saving& saving, Kind kind, const char* reason);
+  Saved hold(Saving& saving, Entry& entry, Kind kind, const char* reason);
+  Saved keep_geometry(Saving& saving);
+  Saved hold_part(Saving& saving, Entry& entry, const char* reason);
+  std::optional<Saved> share(Saving& saving, Entry& entry);
+  // `copy` is the tensor without gaps, where the caller made it and the tensor has some.
+  Saved pack(Saving& saving, Entry& entry, const Treatment& treatment, at::Tensor copy = {});
+  // By the rule of the policy; none where its codec does not fit and need not.
+  std::optional<Saved> encode(Saving& saving, Entry& entry, bool tanh);
+  int floor_of(const Saving& saving) const;
+  std::optional<Choice> choice_for(const Saving& saving) const;
+  Key next_key(Site& site, std::int64_t step) const;
+  // The ledger of the step, with this save counted in it: once for each save.
+  Ledger& book(Saving& saving);
+  Saved saved(Saving& saving, View view, Saved::Kept kept, bool for_reader_only);
+
+  const StoreOptions options_;
+  const std::shared_ptr<SiteTable> sites_;
+  Policy& policy_;
+  bool met_samples_ = false;
+  std::shared_ptr<SharedPacket> waiting_;
+  ska::flat_hash_map<const c10::StorageImpl*, Known> parameters_;  // and buffers
+  std::unordered_map<const c10::StorageImpl*, Entry> entries_;
+  // By the storage of a parameter: its copies among the entries.
+  ska::flat_hash_map<const c10::StorageImpl*, c10::SmallVector<const c10::StorageImpl*, 1>> copied_;
+};
+
+}  // namespace backfold::torch_layer
+
+#endif  // BACKFOLD_TORCH_STORE_STORE_H_
