@@ -45,49 +45,51 @@ endif()
 message(STATUS "Backfold: torch ${BACKFOLD_TORCH_VERSION}")
 
 add_library(backfold_torch SHARED
-  src/torch/probe/blocks.cpp
-  src/torch/probe/calibrate.cpp
+  src/torch/calibrate.cpp
+  src/torch/controller.cpp
+  src/torch/ops.cpp
+  src/torch/packet.cpp
+  src/torch/report.cpp
+  src/torch/state.cpp
   src/torch/capture/calls.cpp
-  src/torch/probe/closed_form.cpp
+  src/torch/capture/entry.cpp
+  src/torch/capture/hooks.cpp
+  src/torch/capture/node_name.cpp
+  src/torch/capture/site.cpp
   src/torch/codec/codec.cpp
   src/torch/codec/codecs.cpp
   src/torch/codec/coding.cpp
-  src/torch/controller.cpp
-  src/torch/reads/demand.cpp
+  src/torch/codec/grouping.cpp
+  src/torch/codec/policy.cpp
+  src/torch/codec/project.cpp
+  src/torch/plan/gradient_sketch.cpp
+  src/torch/plan/guard.cpp
+  src/torch/plan/noise.cpp
+  src/torch/plan/plan.cpp
+  src/torch/plan/sample_norms.cpp
+  src/torch/plan/sample_plan.cpp
+  src/torch/probe/blocks.cpp
+  src/torch/probe/closed_form.cpp
   src/torch/probe/effect.cpp
-  src/torch/capture/entry.cpp
+  src/torch/probe/gains.cpp
+  src/torch/probe/originals.cpp
+  src/torch/probe/outside.cpp
+  src/torch/probe/probe.cpp
+  src/torch/probe/rankings.cpp
+  src/torch/reads/demand.cpp
   src/torch/reads/exact_ops.cpp
   src/torch/reads/exact_ops_functions.cpp
   src/torch/reads/exact_ops_geometry.cpp
   src/torch/reads/exact_ops_indices.cpp
   src/torch/reads/exact_ops_predicates.cpp
   src/torch/reads/exact_ops_values.cpp
-  src/torch/probe/gains.cpp
-  src/torch/store/geometry.cpp
-  src/torch/codec/grouping.cpp
-  src/torch/plan/gradient_sketch.cpp
-  src/torch/plan/guard.cpp
-  src/torch/capture/hooks.cpp
-  src/torch/capture/node_name.cpp
-  src/torch/plan/noise.cpp
   src/torch/reads/norms.cpp
-  src/torch/ops.cpp
-  src/torch/probe/originals.cpp
-  src/torch/probe/outside.cpp
-  src/torch/packet.cpp
-  src/torch/plan/plan.cpp
-  src/torch/codec/policy.cpp
-  src/torch/probe/probe.cpp
-  src/torch/codec/project.cpp
-  src/torch/probe/rankings.cpp
-  src/torch/report.cpp
-  src/torch/plan/sample_norms.cpp
-  src/torch/plan/sample_plan.cpp
+  src/torch/store/geometry.cpp
   src/torch/store/saved.cpp
   src/torch/store/shared_packet.cpp
-  src/torch/capture/site.cpp
   src/torch/store/store.cpp
-  src/torch/store/treatment.cpp)
+  src/torch/store/treatment.cpp
+  src/torch/store/width.cpp)
 target_include_directories(backfold_torch PUBLIC src)
 target_include_directories(backfold_torch SYSTEM
   PUBLIC ${torch_folder}/include ${torch_folder}/include/torch/csrc/api/include)

@@ -8,8 +8,8 @@
 #include "backfold/controller.h"
 #include "python/codecs.h"
 #include "python/state.h"
+#include "torch/calibrate.h"
 #include "torch/capture/entry.h"
-#include "torch/probe/calibrate.h"
 #include "torch/probe/originals.h"
 
 namespace backfold::python {
@@ -48,7 +48,7 @@ class PyController {
   // For each rule, whether a saved tensor matched it.
   std::vector<bool> matched() {
     std::vector<bool> found;
-    for (const auto& entry : controller_.state().policy.entries()) found.push_back(entry.matched);
+    for (const auto& rule : controller_.state().policy.rules()) found.push_back(rule.matched);
     return found;
   }
 
@@ -58,7 +58,7 @@ class PyController {
       const std::vector<std::tuple<py::object, std::string, bool, std::uint64_t>>& modules,
       const std::vector<std::tuple<std::string, at::Tensor, bool>>& tensors) {
     auto& state = controller_.state();
-    state.modules.clear();
+    state.model.modules.clear();
     listed_.clear();
     keeps_ = false;
     for (const auto& [module, path, keep, rules] : modules) {
@@ -68,39 +68,39 @@ class PyController {
           known != paths_.end() ? known->second : state.sites->add_path(path, keep, rules);
       paths_[path] = id;
       keeps_ |= keep || rules;
-      state.modules.emplace(module.ptr(), id);
+      state.model.modules.emplace(module.ptr(), id);
     }
-    state.parameters.clear();
+    state.model.parameters.clear();
     for (const auto& [name, tensor, buffer] : tensors) {
       const auto owner =
           paths_.find(name.substr(0, std::max<std::size_t>(name.rfind('.') + 1, 1) - 1));
-      state.parameters.push_back(
+      state.model.parameters.push_back(
           {tensor, state.sites->landmark(name, owner == paths_.end() ? 0 : owner->second), buffer});
     }
     torch_layer::watch_gradients(state);
-    state.unknown_modules = false;
+    state.model.unknown_modules = false;
   }
 
   // Whether the next entry should be told which modules run, which costs some microseconds for
   // each: while places are learned, and where the user named some.
   bool wants_modules() {
     auto& state = controller_.state();
-    state.watches_modules = keeps_ || state.unplaced_sites || state.steps < 2;
-    if (state.watches_modules) state.unplaced_sites = false;
-    return state.watches_modules;
+    state.model.watches_modules = keeps_ || state.model.unplaced_sites || state.blocks.steps < 2;
+    if (state.model.watches_modules) state.model.unplaced_sites = false;
+    return state.model.watches_modules;
   }
 
   // Raises as enter() would where the block is open, or where torch takes no hooks.
   void expect_enterable() {
-    if (controller_.state().entered) torch_layer::refuse_entered(controller_.state());
+    if (controller_.state().blocks.entered) torch_layer::refuse_entered(controller_.state());
     torch_layer::hook_installer().install();
     torch_layer::hook_installer().uninstall();
   }
 
   // `device` is that of the GPU whose allocations are counted, -1 for none.
   void enter(int device) {
-    controller_.state().device.reset();
-    if (device >= 0) controller_.state().device.emplace(at::kCUDA, device);
+    controller_.state().blocks.device.reset();
+    if (device >= 0) controller_.state().blocks.device.emplace(at::kCUDA, device);
     scope_.emplace(controller_.enter());
   }
 
@@ -111,7 +111,8 @@ class PyController {
                 "inside it");
     scope_.reset();
     auto& state = controller_.state();
-    if (state.probe) state.own_probe = std::exchange(state.probe, nullptr);
+    if (state.probing.running)
+      state.probing.waiting = std::exchange(state.probing.running, nullptr);
   }
 
   // Measures every site that `step` saves to. Returns how many there were.
@@ -123,41 +124,41 @@ class PyController {
   // `energy` is that of the gradient which the last calibrate() saw, where it could not tell.
   void replan(std::optional<double> energy) {
     torch::PyWarningHandler as_python_warnings;
-    if (energy) controller_.state().gradient_energy = energy;
+    if (energy) controller_.state().planning.gradient_energy = energy;
     torch_layer::replan(controller_.state());
   }
 
   // A probe that goes along with the next step. What runs inside the model it leaves out.
   void begin_own_probe(bool model_runs_again) {
     auto& state = controller_.state();
-    state.probe = std::make_shared<torch_layer::Probe>(state.options.seed, 0,
-                                                       torch_layer::least_width(state));
-    state.probe->begin(torch_layer::Probe::Pass::kUsersOwn);
-    if (model_runs_again) state.probe->outside().expect_model();
-    state.inside_model = false;
+    state.probing.running = std::make_shared<torch_layer::Probe>(state.options.seed, 0,
+                                                                 torch_layer::least_width(state));
+    state.probing.running->begin(torch_layer::Probe::Pass::kUsersOwn);
+    if (model_runs_again) state.probing.running->outside().expect_model();
+    state.probing.inside_model = false;
   }
-  void inside_model(bool inside) { controller_.state().inside_model = inside; }
+  void inside_model(bool inside) { controller_.state().probing.inside_model = inside; }
   // What the recorded call of the model returned, with the rows of each that are run again; 0 is
   // all of them.
   void model_returned(const std::vector<std::pair<at::Tensor, std::int64_t>>& outputs) {
     std::vector<torch_layer::ModelOutput> returned;
     for (const auto& [tensor, rows] : outputs) returned.push_back({tensor, rows});
-    if (const auto& probe = controller_.state().probe) probe->model_returned(returned);
+    if (const auto& probe = controller_.state().probing.running) probe->model_returned(returned);
   }
   // After the step's backward. `rest` is the signal gain of what it left out, `moved` by how much
   // what the model returned moved in the last calibrate().
   int finish_own_probe(double rest, const std::vector<std::optional<at::Tensor>>& moved) {
     auto& state = controller_.state();
-    const auto probe = std::exchange(state.own_probe, nullptr);
+    const auto probe = std::exchange(state.probing.waiting, nullptr);
     if (!probe || !probe->backward_began()) return 0;
     std::vector<at::Tensor> tangents;
     for (const auto& one : moved) tangents.push_back(one.value_or(at::Tensor()));
-    return probe->finish_own(rest, tangents, state.epsilon);
+    return probe->finish_own(rest, tangents, state.probing.epsilon);
   }
 
-  void forget_own_probe() { controller_.state().own_probe.reset(); }
+  void forget_own_probe() { controller_.state().probing.waiting.reset(); }
   // Of a step that was not entered after all.
-  void cancel_own_probe() { controller_.state().probe.reset(); }
+  void cancel_own_probe() { controller_.state().probing.running.reset(); }
 
   void pause_guard(bool on) { torch_layer::pause_guard(controller_.state(), on); }
 
@@ -169,15 +170,15 @@ class PyController {
   }
 
   bool own_probe_ran() {
-    const auto& probe = controller_.state().own_probe;
+    const auto& probe = controller_.state().probing.waiting;
     return !probe || probe->backward_began();
   }
 
   bool has_unknown_sites() {
     const auto& state = controller_.state();
-    return state.plan && torch_layer::has_unknown_sites(*state.sites, state.steps);
+    return state.planning.plan && torch_layer::has_unknown_sites(*state.sites, state.blocks.steps);
   }
-  bool planned() { return controller_.state().plan.has_value(); }
+  bool planned() { return controller_.state().planning.plan.has_value(); }
   py::dict state() { return state_as_dict(controller_.state()); }
   void load_state(const py::dict& dict) { take_state(controller_.state(), dict); }
   py::dict plan() { return plan_as_dict(controller_.state()); }
@@ -188,10 +189,10 @@ class PyController {
     python::combine_tables_by(controller_.state(), combine_);
   }
 
-  bool unmet_samples() { return controller_.state().unmet_samples; }
+  bool unmet_samples() { return controller_.state().blocks.unmet_samples; }
   void sample_ids(const at::Tensor& ids, std::int64_t count) { controller_.sample_ids(ids, count); }
 
-  bool stale() { return controller_.state().unknown_modules; }
+  bool stale() { return controller_.state().model.unknown_modules; }
   std::int64_t steps() const { return controller_.steps(); }
   Report report() const { return controller_.report(); }
 

@@ -184,20 +184,20 @@ py::dict summary_as_dict(const ReportPlan& plan) {
 py::dict state_as_dict(torch_layer::State& state) {
   settle_scores(state);  // what a step took for it is not written
   py::dict dict;
-  dict["steps"] = state.steps;
+  dict["steps"] = state.blocks.steps;
   dict["seed"] = state.options.seed;
   dict["bits"] = state.options.bits;
-  dict["saved_bytes"] = state.reference.saved_bytes;
-  dict["fixed_bytes"] = state.reference.fixed_bytes;
-  dict["unique_bytes"] = state.reference.unique_bytes;
+  dict["saved_bytes"] = state.planning.reference.saved_bytes;
+  dict["fixed_bytes"] = state.planning.reference.fixed_bytes;
+  dict["unique_bytes"] = state.planning.reference.unique_bytes;
   dict["plan"] = py::none();
-  if (state.plan) dict["plan"] = summary_as_dict(*state.plan);
-  dict["gradient_energy"] = state.gradient_energy;
-  dict["outgrown"] = state.outgrown;
-  dict["wants_scores"] = state.scores == torch_layer::State::Scores::kWanted;
+  if (state.planning.plan) dict["plan"] = summary_as_dict(*state.planning.plan);
+  dict["gradient_energy"] = state.planning.gradient_energy;
+  dict["outgrown"] = state.planning.outgrown;
+  dict["wants_scores"] = state.planning.scores == torch_layer::Planning::Scores::kWanted;
   dict["guard"] = py::none();
-  if (state.guard) {
-    const torch_layer::SketchState sketch = state.guard->state();
+  if (state.guarding.guard) {
+    const torch_layer::SketchState sketch = state.guarding.guard->state();
     dict["guard"] =
         py::dict(py::arg("counters") = sketch.counters, py::arg("values") = sketch.values);
   }
@@ -209,7 +209,8 @@ py::dict state_as_dict(torch_layer::State& state) {
 }
 
 void combine_tables_by(torch_layer::State& state, py::handle combine) {
-  state.combine_tables = [combine, &policy = state.policy](std::vector<SiteRecord>& records) {
+  state.planning.combine_tables = [combine,
+                                   &policy = state.policy](std::vector<SiteRecord>& records) {
     py::list sites;
     for (const SiteRecord& record : records) sites.append(as_dict(record, policy));
     records.clear();
@@ -244,17 +245,17 @@ void take_state(torch_layer::State& state, const py::dict& dict) {
     guard->load({given["counters"].cast<std::vector<std::int64_t>>(),
                  given["values"].cast<std::vector<double>>()});
   state.sites->take(records);
-  state.guard = std::move(guard);
-  state.steps = steps;
+  state.guarding.guard = std::move(guard);
+  state.blocks.steps = steps;
   state.options.seed = seed;
-  state.outgrown = outgrown;
-  state.gradient_energy = gradient_energy;
-  state.own_probe.reset();
-  using Scores = torch_layer::State::Scores;
-  state.scores = wants_scores ? Scores::kWanted : Scores::kKnown;
+  state.planning.outgrown = outgrown;
+  state.planning.gradient_energy = gradient_energy;
+  state.probing.waiting.reset();
+  using Scores = torch_layer::Planning::Scores;
+  state.planning.scores = wants_scores ? Scores::kWanted : Scores::kKnown;
   state.options.bits = bits;
-  state.reference = reference;
-  state.plan = plan;
+  state.planning.reference = reference;
+  state.planning.plan = plan;
 }
 
 py::dict plan_as_dict(const torch_layer::State& state) {
@@ -284,7 +285,7 @@ void take_plan(torch_layer::State& state, const py::dict& dict) {
   state.sites->take_choices(std::move(choices));
   state.options.bits = bits;
   state.options.adaptive = true;
-  state.target.reset();
+  state.planning.target.reset();
 }
 
 }  // namespace backfold::python

@@ -6,8 +6,8 @@
 
 #include <algorithm>
 
+#include "torch/calibrate.h"
 #include "torch/capture/entry.h"
-#include "torch/probe/calibrate.h"
 
 namespace backfold {
 namespace {
@@ -35,16 +35,16 @@ std::shared_ptr<State> state_for(const ControllerOptions& options) {
   if (!options.adaptive) {
     if (options.bits) state->options.bits = static_cast<int>(*options.bits);
   } else if (options.budget) {
-    state->target = Target{Target::Kind::kBudget, static_cast<double>(*options.budget)};
+    state->planning.target = Target{Target::Kind::kBudget, static_cast<double>(*options.budget)};
   } else if (options.ratio) {
-    state->target = Target{Target::Kind::kRatio, *options.ratio};
+    state->planning.target = Target{Target::Kind::kRatio, *options.ratio};
   } else if (options.bits) {
-    state->target = Target{Target::Kind::kBits, *options.bits};
+    state->planning.target = Target{Target::Kind::kBits, *options.bits};
   }
-  state->options.adaptive = state->target.has_value();
+  state->options.adaptive = state->planning.target.has_value();
   state->options.min_bytes = options.min_bytes;
   state->options.seed = options.seed;
-  state->keep = options.keep;
+  state->model.keep = options.keep;
   for (const CodecRule& rule : options.codec) state->policy.add(rule, false);
   for (const Codec& codec : options.menu) state->policy.offer(codec);
   return state;
@@ -62,10 +62,11 @@ Controller::Controller(const torch::nn::Module& model, ControllerOptions options
     : Controller(std::move(options)) {
   for (const bool buffers : {false, true})
     for (const auto& tensor : buffers ? model.named_buffers() : model.named_parameters())
-      state_->parameters.push_back(
+      state_->model.parameters.push_back(
           {tensor.value(), state_->sites->landmark(tensor.key(), 0), buffers});
   torch_layer::watch_gradients(*state_);
-  if (!state_->parameters.empty()) state_->device = state_->parameters.front().tensor.device();
+  if (!state_->model.parameters.empty())
+    state_->blocks.device = state_->model.parameters.front().tensor.device();
 }
 
 Controller::~Controller() = default;
@@ -84,22 +85,22 @@ void Controller::sample_ids(const at::Tensor& ids, std::int64_t count) {
 }
 
 Controller::Scope Controller::enter() {
-  if (state_->entered.exchange(true)) torch_layer::refuse_entered(*state_);
+  if (state_->blocks.entered.exchange(true)) torch_layer::refuse_entered(*state_);
   try {
     return Scope(std::make_unique<Entry>(state_));
   } catch (...) {
-    state_->entered = false;
+    state_->blocks.entered = false;
     throw;
   }
 }
 
 void Controller::calibrate(const std::function<void()>& step) {
-  TORCH_CHECK(state_->target, "calibrate needs an adaptive controller");
+  TORCH_CHECK(state_->planning.target, "calibrate needs an adaptive controller");
   torch_layer::calibrate(state_, step, {});
   torch_layer::replan(*state_);
 }
 
-std::int64_t Controller::steps() const { return state_->steps; }
+std::int64_t Controller::steps() const { return state_->blocks.steps; }
 Report Controller::report() const { return torch_layer::report_of(*state_); }
 
 }  // namespace backfold

@@ -121,12 +121,12 @@ namespace torch_layer {
 
 Report report_of(const State& state) {
   Report report;
-  report.step = state.steps;
+  report.step = state.blocks.steps;
   report.folded = !state.options.observe_only;
   std::int64_t seen = 0;
   for (const Site& site : state.sites->sites()) {
     const Ledger& ledger = site.ledger;
-    if (ledger.step != state.steps || ledger.saves == 0) continue;
+    if (ledger.step != state.blocks.steps || ledger.saves == 0) continue;
     seen += ledger.held_bytes;
     ReportRow row;
     row.module = state.sites->path(site.path).name;
@@ -161,9 +161,10 @@ Report report_of(const State& state) {
     }
     report.rows.push_back(std::move(row));
   }
-  report.plan = state.plan;
-  report.noise = state.noise;
-  if (state.grown_bytes) report.unseen_bytes = std::max<std::int64_t>(0, *state.grown_bytes - seen);
+  report.plan = state.planning.plan;
+  report.noise = state.guarding.noise;
+  if (state.blocks.grown_bytes)
+    report.unseen_bytes = std::max<std::int64_t>(0, *state.blocks.grown_bytes - seen);
   std::sort(report.rows.begin(), report.rows.end(), [](const ReportRow& a, const ReportRow& b) {
     return std::tie(b.held_bytes, b.unique_bytes, b.saved_bytes, a.module, a.op, a.slot) <
            std::tie(a.held_bytes, a.unique_bytes, a.saved_bytes, b.module, b.op, b.slot);

@@ -11,7 +11,7 @@
 #include <mutex>
 #include <utility>
 
-#include "torch/plan/sample_plan.h"
+#include "torch/reads/demand.h"
 
 namespace backfold::torch_layer {
 namespace {
@@ -80,8 +80,8 @@ bool is_gelu_by_tanh(const RunningCall& call) {
 
 // The probe of the current entry, if it watches what runs now.
 Probe* watching_probe() {
-  if (!current_entry || current_entry->state().inside_model) return nullptr;
-  return current_entry->state().probe.get();
+  if (!current_entry || current_entry->state().probing.inside_model) return nullptr;
+  return current_entry->state().probing.running.get();
 }
 
 void observe_begin(const RunningCall& call) {
@@ -95,20 +95,6 @@ void observe_end(const RunningCall& call, c10::ArrayRef<c10::IValue> results) {
     watch_norms(results[0].toTensor(), std::move(memories), current_entry->state().options.samples);
   }
   if (Probe* probe = watching_probe()) probe->call_ended(call, results);
-}
-
-// Options of an entry: widths that are not planned follow the target.
-StoreOptions options_now(State& state) {
-  if (state.target && !state.probing()) {
-    if (!state.plan)
-      state.options.bits = uniform_width(*state.sites, state.reference, *state.target, state.steps);
-    if (state.plan && std::exchange(state.outgrown, false)) replan(state);
-    settle_scores(state);
-  }
-  StoreOptions options = state.options;
-  options.spares_small = state.target && state.target->kind == Target::Kind::kBits && !state.plan;
-  options.wants_scores = state.probe || state.scores == State::Scores::kWanted;
-  return options;
 }
 
 }  // namespace
@@ -132,8 +118,8 @@ Entry* Entry::current() { return current_entry; }
 Entry::Entry(std::shared_ptr<State> state)
     : state_(std::move(state)),
       outer_(current_entry),
-      store_(options_now(*state_), state_->sites, state_->policy, state_->parameters),
-      allocated_before_(allocated_bytes(state_->device)) {
+      store_(options_now(*state_), state_->sites, state_->policy, state_->model.parameters),
+      allocated_before_(allocated_bytes(state_->blocks.device)) {
   hook_installer().install();  // first, as it may raise
   if (state_->options.observe_only && !allocated_before_) {
     allocations_ = std::make_shared<AllocationCount>();
@@ -145,9 +131,10 @@ Entry::Entry(std::shared_ptr<State> state)
   observe_writes(observe_write);
   observe_regions(observe_region);
   if (observes_calls()) observe_calls(observe_begin, observe_end);
-  state_->thread = std::this_thread::get_id();
+  state_->blocks.thread = std::this_thread::get_id();
   current_entry = this;
-  if (state_->guard && state_->guard_pauses == 0 && !state_->probing()) state_->guard->begin_step();
+  if (state_->guarding.guard && state_->guarding.pauses == 0 && !state_->probing.owns_blocks())
+    state_->guarding.guard->begin_step();
   const std::lock_guard lock(entered().mutex);
   entered().states.push_back(state_.get());
 }
@@ -162,29 +149,30 @@ Entry::~Entry() {
   hook_installer().uninstall();
   if (allocations_) c10::ThreadLocalDebugInfo::_pop(c10::DebugInfoKind::PROFILER_STATE);
   if (saved_something_ && allocated_before_) {
-    const std::int64_t now = allocations_ ? allocations_->net() : *allocated_bytes(state_->device);
-    state_->grown_bytes = now - *allocated_before_;
+    const std::int64_t now =
+        allocations_ ? allocations_->net() : *allocated_bytes(state_->blocks.device);
+    state_->blocks.grown_bytes = now - *allocated_before_;
   }
   if (state_->options.observe_only) store_.judge_alive();
-  if (!state_->probing()) {
-    state_->unmet_samples =
+  if (!state_->probing.owns_blocks()) {
+    state_->blocks.unmet_samples =
         state_->options.samples.ids.defined() && saved_something_ && !store_.met_samples();
     state_->options.samples = {};  // those of one block
-    if (saved_something_ && state_->scores == State::Scores::kWanted)
-      state_->scores = State::Scores::kTaken;
+    if (saved_something_ && state_->planning.scores == Planning::Scores::kWanted)
+      state_->planning.scores = Planning::Scores::kTaken;
   }
-  if (saved_something_ && state_->target) note_reference();
-  state_->entered = false;
+  if (saved_something_ && state_->planning.target) note_reference();
+  state_->blocks.entered = false;
 }
 
 void Entry::note_reference() {
-  StepReference& reference = state_->reference;
+  StepReference& reference = state_->planning.reference;
   if (saved_bytes_ < reference.saved_bytes) return;
-  state_->outgrown |= state_->plan && saved_bytes_ > reference.saved_bytes;
+  state_->planning.outgrown |= state_->planning.plan && saved_bytes_ > reference.saved_bytes;
   reference = {.saved_bytes = saved_bytes_};
   for (Site& site : state_->sites->sites()) {
     const Ledger& ledger = site.ledger;
-    if (ledger.step != state_->steps || ledger.kind == Kind::kParameter) continue;
+    if (ledger.step != state_->blocks.steps || ledger.kind == Kind::kParameter) continue;
     site.reference = ledger.lossy;
     // What a rule is for is no business of the plan.
     if (ledger.lossy.elements == 0 || site.rule != Policy::kNone)
@@ -193,64 +181,11 @@ void Entry::note_reference() {
   }
 }
 
-static int uniform_width_of(const State& state) {
-  return uniform_width(*state.sites, state.reference, *state.target, state.steps);
-}
-
-int least_width(const State& state) {
-  // Far below the mean few tensors go.
-  return state.target && uniform_width_of(state) >= 4 ? 2 : 1;
-}
-
-std::optional<int> noisy_width(const State& state) {
-  if (!state.target) return std::nullopt;
-  const int width = uniform_width_of(state);
-  return width < 3 ? std::optional(width) : std::nullopt;
-}
-
-// Names each place once.
-static void tell_of_kept(State& state) {
-  std::string names;
-  for (const std::string& name : state.plan->kept)
-    if (state.told_kept.insert(name).second) names += (names.empty() ? "" : ", ") + name;
-  if (names.empty()) return;
-  TORCH_WARN("backfold: rounding ", names,
-             " would add more to the gradient than the gradient itself has: kept as they are, "
-             "beyond what was asked for");
-}
-
-void replan(State& state) {
-  if (state.combine_tables) {
-    std::vector<SiteRecord> records = state.sites->records_by_name();  // as in every process
-    state.combine_tables(records);
-    state.sites->take_tables(records);
-  }
-  state.plan =
-      make_plan(*state.sites, state.reference, *state.target, state.steps, state.gradient_energy);
-  tell_of_kept(state);
-  int width = 1;
-  for (const int one : kWidths)
-    if (one <= state.plan->mean_bits) width = one;
-  state.options.bits = width;
-  if (!plan_samples(*state.sites, state.policy)) state.scores = State::Scores::kWanted;
-}
-
-void settle_scores(State& state) {
-  if (state.scores != State::Scores::kTaken) return;
-  plan_samples(*state.sites, state.policy);
-  state.scores = State::Scores::kKnown;
-}
-
-void refuse_entered(const State& state) {
-  TORCH_CHECK(state.thread == std::this_thread::get_id(),
-              "this controller is entered on another thread: give each thread its own");
-  TORCH_CHECK(false, "this controller is entered already: its block cannot be inside itself");
-}
-
 bool missed(const void* module, bool replica) {
   const std::lock_guard lock(entered().mutex);
   for (State* state : entered().states)
-    if (replica || state->modules.contains(module)) return !state->told_outside.exchange(true);
+    if (replica || state->model.modules.contains(module))
+      return !state->blocks.told_outside.exchange(true);
   return false;
 }
 
@@ -273,7 +208,7 @@ Saved Entry::save(const at::Tensor& tensor, const char* obstacle) {
       break;
     }
   }
-  if (call->op->compiled && !std::exchange(state_->told_compiled, true)) {
+  if (call->op->compiled && !std::exchange(state_->blocks.told_compiled, true)) {
     TORCH_WARN(
         "backfold: what a graph of torch.compile saves is kept as it is: hooks see it only at the "
         "graph's border, where folding would not lower the peak.");
@@ -281,24 +216,25 @@ Saved Entry::save(const at::Tensor& tensor, const char* obstacle) {
   const Demand demand = demand_of(*call, tensor);
   const std::uint64_t key = std::uint64_t{call->op->id} << 8 | static_cast<unsigned>(demand.slot);
   Site& site = state_->sites->site(landmark_, *call->op, demand.slot, occurrences_.next(key));
-  if (state_->probing()) return state_->probe->save(tensor, site, demand, *call, state_->sites);
-  if (state_->watches_modules) {
+  if (state_->probing.owns_blocks())
+    return state_->probing.running->save(tensor, site, demand, *call, state_->sites);
+  if (state_->model.watches_modules) {
     site.path = modules_.path();
     site.placed = true;
   } else if (!site.placed) {
-    state_->unplaced_sites = true;
+    state_->model.unplaced_sites = true;
   }
   if (!saved_something_) {
     saved_something_ = true;
-    ++state_->steps;
-    state_->grown_bytes.reset();
+    ++state_->blocks.steps;
+    state_->blocks.grown_bytes.reset();
   }
   saved_bytes_ += saved_bytes(tensor);
   std::shared_ptr<StandIn> stand_in;
-  if (state_->probe && !obstacle && !state_->inside_model)
-    stand_in = state_->probe->note(tensor, site, demand, *call);
+  if (state_->probing.running && !obstacle && !state_->probing.inside_model)
+    stand_in = state_->probing.running->note(tensor, site, demand, *call);
   const bool tanh = !state_->policy.empty() && is_gelu_by_tanh(*call);
-  Saved saved = store_.save(tensor, site, demand, state_->steps, obstacle, tanh);
+  Saved saved = store_.save(tensor, site, demand, state_->blocks.steps, obstacle, tanh);
   if (auto packet = store_.take_waiting()) call->waiting.push_back(std::move(packet));
   if (stand_in) saved.stand_in(std::move(stand_in));
   if (state_->options.samples.ids.defined() && site.ledger.kind == Kind::kPerSample)
@@ -307,12 +243,12 @@ Saved Entry::save(const at::Tensor& tensor, const char* obstacle) {
 }
 
 void Entry::enter_module(const void* module, const char* class_name) {
-  const auto known = state_->modules.find(module);
-  if (known != state_->modules.end()) {
+  const auto known = state_->model.modules.find(module);
+  if (known != state_->model.modules.end()) {
     modules_.enter(known->second);
     return;
   }
-  state_->unknown_modules = true;
+  state_->model.unknown_modules = true;
   const char* dot = std::strrchr(class_name, '.');
   const char* name = dot ? dot + 1 : class_name;
   const int ordinal = modules_.children().next(reinterpret_cast<std::uintptr_t>(class_name));
@@ -322,7 +258,7 @@ void Entry::enter_module(const void* module, const char* class_name) {
 }
 
 void Entry::leave_module(const void* module) {
-  if (const auto known = state_->modules.find(module); known != state_->modules.end()) {
+  if (const auto known = state_->model.modules.find(module); known != state_->model.modules.end()) {
     modules_.leave(known->second);
     return;
   }
@@ -337,7 +273,7 @@ void Entry::leave_module(const void* module) {
 void Entry::region(const char* name) {
   // Where modules are known by identity their names are better, and a profiler's annotations ("step
   // 17") would only split sites.
-  if (!state_->modules.empty()) return;
+  if (!state_->model.modules.empty()) return;
   if (!name) {
     if (regions_.empty()) return;
     modules_.leave(regions_.back());
@@ -346,7 +282,7 @@ void Entry::region(const char* name) {
   }
   const std::uint32_t path = state_->sites->path_within(modules_.path(), name, 0);
   state_->sites->add_rules(path, state_->policy.rules_for(state_->sites->path(path).name));
-  for (const std::string& pattern : state_->keep)
+  for (const std::string& pattern : state_->model.keep)
     if (fnmatch(pattern.c_str(), state_->sites->path(path).name.c_str(), 0) == 0)
       state_->sites->keep_path(path);
   regions_.push_back(path);

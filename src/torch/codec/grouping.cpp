@@ -48,6 +48,13 @@ std::int64_t groups_in(const Shape& shape, const Grouping& grouping) {
 
 }  // namespace
 
+int widest_within(double bits) {
+  int widest = kWidths.front();
+  for (const int width : kWidths)
+    if (width <= bits) widest = width;
+  return widest;
+}
+
 std::string name_of(const Grouping& grouping) {
   switch (grouping.layout) {
     case Layout::kFlat:

@@ -41,6 +41,9 @@ inline constexpr int kRawBits = 64;
 
 inline constexpr std::array<int, 8> kWidths = {1, 2, 3, 4, 5, 6, 8, 16};
 
+// The widest that is no wider than `bits`; the narrowest where all are.
+int widest_within(double bits);
+
 // All groupings that may be chosen, flat first.
 inline constexpr std::array<Grouping, 4> kGroupings = {
     Grouping{Layout::kFlat, 0}, Grouping{Layout::kRotated, 0}, Grouping{Layout::kStrided, 1},

@@ -15,11 +15,11 @@ bool matches(const std::string& pattern, const std::string& name) {
 }  // namespace
 
 void Policy::add(CodecRule rule, bool by_place) {
-  TORCH_CHECK_VALUE(entries_.size() < kMostRules, "codec takes at most ", kMostRules, " selectors");
+  TORCH_CHECK_VALUE(rules_.size() < kMostRules, "codec takes at most ", kMostRules, " selectors");
   check_selector(rule.where);
   check_codec(rule.codec);
   std::string reason = describe(rule.codec) + (is_biased(rule.codec) ? ", biased" : "");
-  entries_.push_back({std::move(rule), std::move(reason), by_place, false});
+  rules_.push_back({std::move(rule), std::move(reason), by_place, false});
 }
 
 void Policy::offer(const Codec& codec) {
@@ -35,9 +35,9 @@ void Policy::offer(const Codec& codec) {
 
 std::uint64_t Policy::rules_for(const std::string& path) const {
   std::uint64_t rules = 0;
-  for (std::size_t i = 0; i < entries_.size(); ++i) {
-    const Entry& entry = entries_[i];
-    if (!entry.by_place && !entry.rule.where.path.empty() && matches(entry.rule.where.path, path))
+  for (std::size_t i = 0; i < rules_.size(); ++i) {
+    const NamedRule& one = rules_[i];
+    if (!one.by_place && !one.rule.where.path.empty() && matches(one.rule.where.path, path))
       rules |= std::uint64_t{1} << i;
   }
   return rules;
@@ -45,16 +45,16 @@ std::uint64_t Policy::rules_for(const std::string& path) const {
 
 int Policy::rule_for(const Site& site, const Path& path, const at::Tensor& tensor,
                      std::int64_t bytes, bool named) {
-  for (std::size_t i = 0; i < entries_.size(); ++i) {
-    Entry& entry = entries_[i];
-    const Selector& where = entry.rule.where;
-    if ((entry.by_place || !where.path.empty()) && !(path.rules >> i & 1)) continue;
+  for (std::size_t i = 0; i < rules_.size(); ++i) {
+    NamedRule& one = rules_[i];
+    const Selector& where = one.rule.where;
+    if ((one.by_place || !where.path.empty()) && !(path.rules >> i & 1)) continue;
     if (!where.op.empty() && !matches(where.op, site.op->name)) continue;
     if (where.type && *where.type != tensor.scalar_type()) continue;
     if (bytes < where.min_bytes) continue;
-    if (named && where.op.empty() && !std::holds_alternative<codecs::Keep>(entry.rule.codec))
+    if (named && where.op.empty() && !std::holds_alternative<codecs::Keep>(one.rule.codec))
       continue;
-    entry.matched = true;
+    one.matched = true;
     return static_cast<int>(i);
   }
   return kNone;

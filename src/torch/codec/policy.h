@@ -23,7 +23,7 @@ class Policy {
 
   // A rule, and whether modules that the caller lists say which places it is for, instead of the
   // pattern of its selector.
-  struct Entry {
+  struct NamedRule {
     CodecRule rule;
     std::string reason;  // "Pool(block=4), biased"
     bool by_place = false;
@@ -39,18 +39,18 @@ class Policy {
   void add(CodecRule rule, bool by_place);
   // A codec that plans may choose. Raises ValueError for one that is biased or keeps no packets.
   void offer(const Codec& codec);
-  const std::vector<Entry>& menu() const { return menu_; }
+  const std::vector<NamedRule>& menu() const { return menu_; }
   // What stands for a codec of the menu where a rule would.
   static int menu_rule(int codec) { return static_cast<int>(kMostRules) + codec; }
   // Whether a packet under this rule is the plan's.
   static bool is_planned(int rule) { return rule == kNone || rule >= menu_rule(0); }
 
-  bool empty() const { return entries_.empty(); }
-  const Entry& operator[](int rule) const {
+  bool empty() const { return rules_.empty(); }
+  const NamedRule& operator[](int rule) const {
     const auto index = static_cast<std::size_t>(rule);
-    return index < kMostRules ? entries_[index] : menu_[index - kMostRules];
+    return index < kMostRules ? rules_[index] : menu_[index - kMostRules];
   }
-  const std::vector<Entry>& entries() const { return entries_; }
+  const std::vector<NamedRule>& rules() const { return rules_; }
 
   // Rules whose pattern matches the name of a part, as a set of bits.
   std::uint64_t rules_for(const std::string& path) const;
@@ -61,7 +61,7 @@ class Policy {
                bool named);
 
  private:
-  std::vector<Entry> entries_, menu_;
+  std::vector<NamedRule> rules_, menu_;
 };
 
 }  // namespace backfold::torch_layer

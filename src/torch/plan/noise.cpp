@@ -1,15 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 
+#include "torch/plan/noise.h"
+
 #include <algorithm>
 #include <cmath>
-
-#include "torch/capture/entry.h"
+#include <functional>
 
 namespace backfold::torch_layer {
 namespace {
 
 // The most that folding may add, as a part of the gradient's own variance.
 constexpr double kLimit = 0.1;
+// The gradient's own part of the variance that was seen is never taken to be less than this.
+constexpr double kLeastOwnPart = 0.05;
+constexpr std::size_t kSitesNamed = 3;
 
 // The target with so many times as much room: more bits or bytes, a smaller ratio.
 Target widened(Target target, double factor) {
@@ -22,12 +26,8 @@ Target widened(Target target, double factor) {
   return target;
 }
 
-// The least value of the target, to a hundredth, whose plan has no more error than `allowed`.
-std::optional<double> needed_for(const State& state, double allowed) {
-  const auto is_enough = [&](double factor) {
-    return error_for(*state.sites, state.reference, widened(*state.target, factor), state.steps) <=
-           allowed;
-  };
+// The least room, to a hundredth, with which a plan has no more error than is allowed.
+std::optional<double> factor_needed(const std::function<bool(double)>& is_enough) {
   double low = 1, high = 1.5;
   for (; !is_enough(high); high *= 1.5) {
     if (high > 16) return std::nullopt;
@@ -37,44 +37,35 @@ std::optional<double> needed_for(const State& state, double allowed) {
     const double middle = std::sqrt(low * high);
     (is_enough(middle) ? high : low) = middle;
   }
-  return widened(*state.target, high).value;
+  return high;
+}
+
+std::vector<std::string> worst_sites(const SiteTable& sites) {
+  std::vector<std::pair<double, std::string>> errors;
+  for (const Site& site : sites.sites())
+    if (site.choice && !site.sensitivity.errors.empty())
+      errors.emplace_back(error_at(site.sensitivity, site.choice->bits), site.name);
+  std::sort(errors.rbegin(), errors.rend());
+  std::vector<std::string> names;
+  for (std::size_t i = 0; i < errors.size() && i < kSitesNamed; ++i)
+    names.push_back(errors[i].second);
+  return names;
 }
 
 }  // namespace
 
-std::unique_ptr<Guard> guard_for(const State& state, std::uint64_t seed) {
-  if (!state.target || state.parameters.empty()) return nullptr;
-  std::vector<at::Tensor> parameters;
-  for (const Parameter& parameter : state.parameters) parameters.push_back(parameter.tensor);
-  auto guard = std::make_unique<Guard>(parameters, seed);
-  guard->pause(state.guard_pauses > 0);
-  return guard;
-}
-
-void watch_gradients(State& state) { state.guard = guard_for(state, state.options.seed); }
-
-void pause_guard(State& state, bool on) {
-  state.guard_pauses += on ? 1 : -1;
-  if (state.guard) state.guard->pause(state.guard_pauses > 0);
-}
-
-std::optional<Noise> noise_of(State& state) {
-  if (!state.guard || !state.plan || !state.target) return std::nullopt;
-  const auto moments = state.guard->moments();
-  if (!moments) return std::nullopt;
-  // The gradients that were seen carry the error of folding already.
-  const double own = std::max(moments->variance - state.plan->error, 0.05 * moments->variance);
+std::optional<Noise> noise_of_plan(const SiteTable& sites, const StepReference& reference,
+                                   const Target& target, std::int64_t step, double error,
+                                   double variance) {
+  const double own = std::max(variance - error, kLeastOwnPart * variance);
   if (!(own > 0)) return std::nullopt;
-  Noise noise{.ratio = state.plan->error / own, .sites = {}, .needed = {}};
-  state.noise = noise.ratio;
+  Noise noise{.ratio = error / own, .sites = {}, .needed = {}};
   if (noise.ratio <= kLimit) return noise;
-  std::vector<std::pair<double, std::string>> errors;
-  for (const Site& site : state.sites->sites())
-    if (site.choice && !site.sensitivity.errors.empty())
-      errors.emplace_back(error_at(site.sensitivity, site.choice->bits), site.name);
-  std::sort(errors.rbegin(), errors.rend());
-  for (std::size_t i = 0; i < errors.size() && i < 3; ++i) noise.sites.push_back(errors[i].second);
-  noise.needed = needed_for(state, kLimit * own);
+  noise.sites = worst_sites(sites);
+  const auto factor = factor_needed([&](double room) {
+    return error_for(sites, reference, widened(target, room), step) <= kLimit * own;
+  });
+  if (factor) noise.needed = widened(target, *factor).value;
   return noise;
 }
 

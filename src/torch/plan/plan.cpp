@@ -198,15 +198,9 @@ double error_at(const Sensitivity& sensitivity, int bits) {
 
 int uniform_width(const SiteTable& sites, const StepReference& reference, const Target& target,
                   std::int64_t step) {
-  const auto at_most = [](double width) {
-    int best = kWidths.front();
-    for (const int one : kWidths)
-      if (one <= width) best = one;
-    return best;
-  };
-  if (target.kind == Target::Kind::kBits) return at_most(target.value);
+  if (target.kind == Target::Kind::kBits) return widest_within(target.value);
   if (reference.saved_bytes == 0)
-    return target.kind == Target::Kind::kRatio ? at_most(32 / target.value - 0.25) : 2;
+    return target.kind == Target::Kind::kRatio ? widest_within(32 / target.value - 0.25) : 2;
   const std::vector<Bundle> bundles = bundles_of(const_cast<SiteTable&>(sites), step);
   const std::int64_t allowed = allowance(target, reference, bundles);
   int best = 0;

@@ -53,8 +53,8 @@ std::vector<Scored> scored_sites(SiteTable& sites, int rule) {
 
 bool plan_samples(SiteTable& sites, const Policy& policy) {
   bool all_known = true;
-  for (std::size_t rule = 0; rule < policy.entries().size(); ++rule) {
-    const auto* codec = std::get_if<codecs::Quantize>(&policy.entries()[rule].rule.codec);
+  for (std::size_t rule = 0; rule < policy.rules().size(); ++rule) {
+    const auto* codec = std::get_if<codecs::Quantize>(&policy.rules()[rule].rule.codec);
     if (!codec || !codec->per_sample) continue;
     const std::vector<Scored> scored = scored_sites(sites, static_cast<int>(rule));
     std::vector<PlanSite> menus;

@@ -14,6 +14,7 @@
 #include "torch/probe/effect.h"
 #include "torch/store/geometry.h"
 #include "torch/store/treatment.h"
+#include "torch/store/width.h"
 
 namespace backfold::torch_layer {
 namespace {
@@ -119,9 +120,7 @@ at::Tensor Probed::read() {
 }
 
 int Probe::width_now(const Site& site) const {
-  const auto& choice = root_of(site).choice;
-  const int least = std::max({unplanned_, site.floor, is_zero_exact(site) ? 2 : 1});
-  return choice ? choice->bits : least;
+  return noise_width(site, root_of(site), is_zero_exact(site), unplanned_);
 }
 
 const at::Tensor& Probed::error_energies() {

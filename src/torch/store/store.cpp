@@ -14,8 +14,9 @@ struct Store::Saving {
   const Demand& demand;
   const std::int64_t step;
   const std::int64_t bytes;  // that autograd would keep for this save
-  bool first = false;        // save of its storage in this entry
+  bool first = false;        // save of its storage in this block
   int rule = Policy::kNone;  // of the policy
+  Width width = {};
 };
 
 namespace {
@@ -84,7 +85,7 @@ std::uint32_t Store::landmark_of(const at::Tensor& tensor) const {
   const c10::StorageImpl* storage = tensor.storage().unsafeGetStorageImpl();
   if (const auto found = parameters_.find(storage); found != parameters_.end())
     return found->second.landmark;
-  if (const auto found = entries_.find(storage); found != entries_.end())
+  if (const auto found = storages_.find(storage); found != storages_.end())
     return found->second.copy_landmark;
   // Without a model, parameters are known by what they are.
   return parameters_.empty() && is_parameter(tensor) ? sites_->nameless_landmark(storage) : 0;
@@ -102,24 +103,6 @@ bool Store::is_parameter(const at::Tensor& tensor) const {
 bool Store::is_buffer(const at::Tensor& tensor) const {
   const auto found = parameters_.find(tensor.storage().unsafeGetStorageImpl());
   return found != parameters_.end() && found->second.buffer;
-}
-
-int Store::floor_of(const Saving& saving) const {
-  // What was planned was measured, against the clean gradient: the table knows better.
-  return options_.adaptive && saving.site.choice ? 0 : saving.demand.bits;
-}
-
-std::optional<Choice> Store::choice_for(const Saving& saving) const {
-  const Site& site = saving.site;
-  if (!site.choice && !options_.bits) return std::nullopt;
-  Choice choice = site.choice ? *site.choice : Choice{*options_.bits, {}};
-  if (options_.adaptive && !site.choice) {
-    constexpr std::int64_t kSmall = 128 << 10;
-    constexpr int kSpared = 8;
-    const bool spared = options_.spares_small && saving.bytes < kSmall;
-    choice.bits = std::max({choice.bits, site.floor, site.served_floor, spared ? kSpared : 1});
-  }
-  return choice;
 }
 
 Key Store::next_key(Site& site, std::int64_t step) const {
@@ -167,19 +150,19 @@ Saved Store::keep_geometry(Saving& saving) {
                saving.tensor.device(), true);
 }
 
-Saved Store::hold(Saving& saving, Entry& entry, Kind kind, const char* reason) {
+Saved Store::hold(Saving& saving, Tracked& tracked, Kind kind, const char* reason) {
   const std::uint32_t version = saving.tensor._version();
   Ledger& ledger = book(saving);
   const auto storage_bytes = static_cast<std::int64_t>(saving.tensor.storage().nbytes());
   ledger.unique_bytes += saving.first ? storage_bytes : 0;
-  std::shared_ptr<Hold> hold = entry.hold.lock();
+  std::shared_ptr<Hold> hold = tracked.hold.lock();
   if (hold && hold->version() == version) {
     ledger.duplicate_bytes += saving.bytes;
     describe(ledger, Kind::kShared, 0, "held by reference", 0);
   } else {
     hold = std::make_shared<Hold>(saving.tensor.storage(), version,
                                   kind == Kind::kAlive ? &saving.site : nullptr);
-    entry.hold = hold;
+    tracked.hold = hold;
     ledger.held_bytes += kind == Kind::kAlive ? 0 : storage_bytes;
     describe(ledger, kind, 0, reason, storage_bytes);
   }
@@ -188,13 +171,13 @@ Saved Store::hold(Saving& saving, Entry& entry, Kind kind, const char* reason) {
 }
 
 // A copy, as the storage holds more than was planned for.
-Saved Store::hold_part(Saving& saving, Entry& entry, const char* reason) {
+Saved Store::hold_part(Saving& saving, Tracked& tracked, const char* reason) {
   const at::Tensor& tensor = saving.tensor;
   const std::uint32_t version = tensor._version();
   const View original = view_in_span(tensor, 0);
   Ledger& ledger = book(saving);
   ledger.unique_bytes += saving.first ? static_cast<std::int64_t>(tensor.storage().nbytes()) : 0;
-  for (const Entry::Part& part : entry.parts) {
+  for (const Tracked::Part& part : tracked.parts) {
     const auto copy = part.copy.lock();
     if (!copy || copy->version() != version || !same(part.original, original)) continue;
     ledger.duplicate_bytes += saving.bytes;
@@ -204,26 +187,23 @@ Saved Store::hold_part(Saving& saving, Entry& entry, const char* reason) {
   const at::Tensor copy = without_gaps(tensor);
   const auto hold = std::make_shared<Hold>(copy.storage(), version, nullptr);
   hold->pin();
-  entry.parts.push_back({original, view_in_copy(tensor, copy), hold});
+  tracked.parts.push_back({original, view_in_copy(tensor, copy), hold});
   const auto bytes = static_cast<std::int64_t>(copy.nbytes());
   ledger.held_bytes += bytes;
   describe(ledger, Kind::kRaw, 0, reason, bytes);
-  return saved(saving, entry.parts.back().view, hold, false);
+  return saved(saving, tracked.parts.back().view, hold, false);
 }
 
-std::optional<Saved> Store::share(Saving& saving, Entry& entry) {
+std::optional<Saved> Store::share(Saving& saving, Tracked& tracked) {
   const at::Tensor& tensor = saving.tensor;
   const std::uint32_t version = tensor._version();
-  if (const auto hold = entry.hold.lock(); hold && hold->version() == version) {
-    const bool needed = saving.demand.reads == Reads::kExactly || !choice_for(saving);
-    return this->hold(saving, entry, needed ? Kind::kRaw : Kind::kAlive, "");
+  if (const auto hold = tracked.hold.lock(); hold && hold->version() == version) {
+    const bool needed = saving.demand.reads == Reads::kExactly || !saving.width.choice;
+    return this->hold(saving, tracked, needed ? Kind::kRaw : Kind::kAlive, "");
   }
   const Span span = span_of(tensor);
-  const std::optional<Choice> choice = choice_for(saving);
-  const int bits = !choice             ? 0
-                   : options_.adaptive ? std::max(1, floor_of(saving))
-                                       : std::max(choice->bits, saving.demand.bits);
-  for (const auto& known : entry.packets) {
+  const int bits = saving.width.least;
+  for (const auto& known : tracked.packets) {
     const auto packet = known.lock();
     if (!packet || packet->version() != version || packet->type() != tensor.scalar_type() ||
         packet->stream() != current_stream(tensor.device()) || packet->rule() != saving.rule)
@@ -256,7 +236,7 @@ std::optional<Saved> Store::share(Saving& saving, Entry& entry) {
   return std::nullopt;
 }
 
-Saved Store::pack(Saving& saving, Entry& entry, const Treatment& treatment, at::Tensor copy) {
+Saved Store::pack(Saving& saving, Tracked& tracked, const Treatment& treatment, at::Tensor copy) {
   const at::Tensor& tensor = saving.tensor;
   const Span span = span_of(tensor);
   const bool in_place = fills_its_span(tensor, span);
@@ -266,7 +246,7 @@ Saved Store::pack(Saving& saving, Entry& entry, const Treatment& treatment, at::
   set_count(format, count);
   const std::int64_t bytes = packed_bytes(format);
   if (bytes == 0 || bytes >= count * static_cast<std::int64_t>(tensor.element_size()))
-    return hold(saving, entry, Kind::kPassed, "a packet would not be smaller");
+    return hold(saving, tracked, Kind::kPassed, "a packet would not be smaller");
 
   const at::Tensor* dense_copy = in_place ? nullptr : &copy;
   const at::Tensor& dense = in_place ? tensor : copy;
@@ -286,14 +266,14 @@ Saved Store::pack(Saving& saving, Entry& entry, const Treatment& treatment, at::
   const bool sign =
       saving.demand.reads == Reads::kPredicate && saving.demand.rule->sign_of_nonnegative;
   if (sign) packet->learn_sign();
-  entry.packets.push_back(packet);
+  tracked.packets.push_back(packet);
 
   Ledger& ledger = book(saving);
   ledger.unique_bytes += saving.first ? static_cast<std::int64_t>(tensor.storage().nbytes()) : 0;
   ledger.held_bytes += bytes;
   ledger.elements += count;
   describe(ledger, treatment.kind, code_bits(format), treatment.reason, bytes,
-           choice_for(saving).value_or(Choice{}).grouping);
+           saving.width.choice.value_or(Choice{}).grouping);
   if (packet->is_planned()) {
     saving.site.root = nullptr;
     saving.site.zero_exact = treatment.kind == Kind::kZeroExact;
@@ -307,14 +287,14 @@ Saved Store::pack(Saving& saving, Entry& entry, const Treatment& treatment, at::
   return saved(saving, packet->packed_view(), packet, treatment.kind == Kind::kPredicate);
 }
 
-std::optional<Saved> Store::encode(Saving& saving, Entry& entry, bool tanh) {
-  const Policy::Entry& chosen = policy_[saving.rule];
+std::optional<Saved> Store::encode(Saving& saving, Tracked& tracked, bool tanh) {
+  const Policy::NamedRule& chosen = policy_[saving.rule];
   const Codec& codec = chosen.rule.codec;
   const at::Tensor& tensor = saving.tensor;
   const Treatment exact = choose(tensor, saving.demand, saving.site.sign, std::nullopt);
-  if (exact.format) return pack(saving, entry, exact);
+  if (exact.format) return pack(saving, tracked, exact);
   if (std::holds_alternative<codecs::Exact>(codec))
-    return hold(saving, entry, Kind::kRaw, "codec=Exact()");
+    return hold(saving, tracked, Kind::kRaw, "codec=Exact()");
   const at::Tensor copy =
       fills_its_span(tensor, span_of(tensor)) ? at::Tensor() : without_gaps(tensor);
   const at::Tensor& dense = copy.defined() ? copy : tensor;
@@ -328,7 +308,7 @@ std::optional<Saved> Store::encode(Saving& saving, Entry& entry, bool tanh) {
   if (!coarse) {
     Codec used = codec;
     if (quantize && !quantize->per_sample)
-      used = codecs::Quantize{std::max(quantize->bits, saving.demand.bits)};
+      used = codecs::Quantize{named_width(quantize->bits, saving.demand)};
     coding =
         coding_for(used, dense, {site.op->name, tanh, site.shares},
                    {options_.seed, scramble(site.hash ^ static_cast<std::uint64_t>(saving.step))});
@@ -347,7 +327,7 @@ std::optional<Saved> Store::encode(Saving& saving, Entry& entry, bool tanh) {
   site.memory->wants_scores = options_.wants_scores;
   if (quantize && quantize->per_sample)
     met_samples_ |= weigh_samples(*site.memory, options_.samples, tensor);
-  return pack(saving, entry, {kind_of(codec), chosen.reason.c_str(), std::get<Format>(coding)},
+  return pack(saving, tracked, {kind_of(codec), chosen.reason.c_str(), std::get<Format>(coding)},
               copy);
 }
 
@@ -357,56 +337,55 @@ Saved Store::save(const at::Tensor& tensor, Site& site, const Demand& demand, st
   const char* why = obstacle ? obstacle : obstacle_in(tensor);
   const std::int64_t bytes = saved_bytes(tensor);
   Saving saving{tensor, site, demand, step, bytes};
+  saving.width = width_of(site, demand, bytes, options_);
   if (is_parameter(tensor))
     return pass(saving, Kind::kParameter, "it is alive as long as the model");
   if (why) return pass(saving, Kind::kPassed, why);
 
   const auto [found, first] =
-      entries_.try_emplace(tensor.storage().unsafeGetStorageImpl(), tensor.storage());
-  Entry& entry = found->second;
-  saving.first = first || !entry.site;
-  if (saving.first) entry.site = &site;
-  if (options_.observe_only) return hold(saving, entry, Kind::kRaw, demand.reason);
-  if (sites_->keeps(site)) return hold(saving, entry, Kind::kPassed, "named in keep=");
+      storages_.try_emplace(tensor.storage().unsafeGetStorageImpl(), tensor.storage());
+  Tracked& tracked = found->second;
+  saving.first = first || !tracked.site;
+  if (saving.first) tracked.site = &site;
+  if (options_.observe_only) return hold(saving, tracked, Kind::kRaw, demand.reason);
+  if (sites_->keeps(site)) return hold(saving, tracked, Kind::kPassed, "named in keep=");
   const bool reads_values = demand.reads == Reads::kValues || demand.reads == Reads::kFinely;
   if (!policy_.empty()) {
     saving.rule = policy_.rule_for(site, sites_->path_of(site), tensor, bytes, demand.openable);
     if (saving.rule != Policy::kNone &&
         std::holds_alternative<codecs::Keep>(policy_[saving.rule].rule.codec))
-      return hold(saving, entry, Kind::kPassed, "codec=Keep()");
+      return hold(saving, tracked, Kind::kPassed, "codec=Keep()");
     if (!reads_values && !demand.openable) saving.rule = Policy::kNone;
   }
   if (saving.rule == Policy::kNone && reads_values && site.choice && site.choice->codec >= 0)
     saving.rule = Policy::menu_rule(site.choice->codec);
-  if (entry.copy && entry.copy_version == tensor._version()) {
+  if (tracked.copy && tracked.copy_version == tensor._version()) {
     Ledger& ledger = book(saving);
     ledger.unique_bytes += saving.first ? bytes : 0;
     describe(ledger, Kind::kParameterCopy, 0, "made again from its parameter", 0);
-    return saved(saving, view_in_span(tensor, 0), entry.copy, false);
+    return saved(saving, view_in_span(tensor, 0), tracked.copy, false);
   }
   if (bytes < options_.min_bytes || tensor.numel() == 0)
-    return hold(saving, entry, Kind::kPassed, "smaller than min_bytes");
+    return hold(saving, tracked, Kind::kPassed, "smaller than min_bytes");
   if (demand.reads == Reads::kGeometry) return keep_geometry(saving);
   if (!element_type(tensor.scalar_type()))
-    return hold(saving, entry, Kind::kPassed, "type without a codec");
+    return hold(saving, tracked, Kind::kPassed, "type without a codec");
   if (site.op->compiled)
-    return hold(saving, entry, Kind::kPassed, "saved by a graph of torch.compile");
-  if (auto shared = share(saving, entry)) return std::move(*shared);
-  if (site.alive) return hold(saving, entry, Kind::kAlive, "somebody else keeps it");
+    return hold(saving, tracked, Kind::kPassed, "saved by a graph of torch.compile");
+  if (auto shared = share(saving, tracked)) return std::move(*shared);
+  if (site.alive) return hold(saving, tracked, Kind::kAlive, "somebody else keeps it");
   if (saving.rule != Policy::kNone) {
-    if (auto encoded = encode(saving, entry, tanh)) return std::move(*encoded);
+    if (auto encoded = encode(saving, tracked, tanh)) return std::move(*encoded);
     saving.rule = Policy::kNone;
-    if (auto shared = share(saving, entry)) return std::move(*shared);
+    if (auto shared = share(saving, tracked)) return std::move(*shared);
   }
 
-  Demand wanted = demand;
-  wanted.bits = floor_of(saving);
-  const Treatment treatment = choose(tensor, wanted, site.sign, choice_for(saving));
+  const Treatment treatment = choose(tensor, demand, site.sign, saving.width.choice);
   if (!treatment.format) {
     const bool part =
         treatment.by_choice && saving.bytes < static_cast<std::int64_t>(tensor.storage().nbytes());
-    Saved held = part ? hold_part(saving, entry, treatment.reason)
-                      : hold(saving, entry, treatment.kind, treatment.reason);
+    Saved held = part ? hold_part(saving, tracked, treatment.reason)
+                      : hold(saving, tracked, treatment.kind, treatment.reason);
     if (treatment.by_choice) {
       site.root = nullptr;
       site.last_step = step;
@@ -415,11 +394,11 @@ Saved Store::save(const at::Tensor& tensor, Site& site, const Demand& demand, st
     return held;
   }
   try {
-    return pack(saving, entry, treatment);
+    return pack(saving, tracked, treatment);
   } catch (const c10::Error& error) {
     TORCH_WARN_ONCE("backfold: a tensor could not be packed and is kept as it is: ",
                     error.what_without_backtrace());
-    return hold(saving, entry, Kind::kPassed, "packing failed");
+    return hold(saving, tracked, Kind::kPassed, "packing failed");
   }
 }
 
@@ -431,7 +410,7 @@ void Store::remember_copy(const at::Tensor& source, const at::Tensor& copy) {
       copy.storage_offset() != 0)
     return;
   const auto [found, first] =
-      entries_.try_emplace(copy.storage().unsafeGetStorageImpl(), copy.storage());
+      storages_.try_emplace(copy.storage().unsafeGetStorageImpl(), copy.storage());
   found->second.copy_landmark = landmark_of(source);
   if (is_buffer(source)) return;
   found->second.copy = std::make_shared<ParameterCopy>(source, copy);
@@ -444,7 +423,7 @@ void Store::about_to_write(const at::Tensor& tensor) {
   const auto found = copied_.find(tensor.storage().unsafeGetStorageImpl());
   if (found == copied_.end()) return;
   for (const c10::StorageImpl* storage : found->second) {
-    std::shared_ptr<ParameterCopy>& copy = entries_.at(storage).copy;
+    std::shared_ptr<ParameterCopy>& copy = storages_.at(storage).copy;
     if (copy.use_count() > 1) {
       copy->keep();
     } else {
@@ -455,9 +434,9 @@ void Store::about_to_write(const at::Tensor& tensor) {
 }
 
 void Store::judge_alive() {
-  for (auto& [address, entry] : entries_) {
-    const auto hold = entry.hold.lock();
-    if (hold && entry.site) entry.site->alive = hold->alive_elsewhere();
+  for (auto& [address, tracked] : storages_) {
+    const auto hold = tracked.hold.lock();
+    if (hold && tracked.site) tracked.site->alive = hold->alive_elsewhere();
   }
 }
 

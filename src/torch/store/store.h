@@ -24,18 +24,14 @@
 #include "torch/reads/demand.h"
 #include "torch/store/saved.h"
 #include "torch/store/treatment.h"
+#include "torch/store/width.h"
 
 namespace backfold::torch_layer {
 
-struct StoreOptions {
-  std::optional<int> bits;     // where no plan says otherwise; none: only what is exact
-  bool adaptive = false;       // widths are the plan's: readers take what they find
+struct StoreOptions : WidthRules {
   std::int64_t min_bytes = 0;  // smaller tensors are passed through
   std::uint64_t seed = 0;
   bool observe_only = false;  // pack nothing, count everything
-  // Until there is a plan: small tensors take few bytes at any width, and are sensitive more often
-  // than large ones (gates, heads, the last layers).
-  bool spares_small = false;
   bool wants_scores = false;  // of samples whose widths are about to be planned
   SampleIds samples;          // of the batch, where the user gave them
 };
@@ -79,8 +75,9 @@ class Store {
   void judge_alive();
 
  private:
-  struct Entry {
-    explicit Entry(const c10::Storage& storage) : storage(storage.getWeakStorageImpl()) {}
+  // What is known of one storage.
+  struct Tracked {
+    explicit Tracked(const c10::Storage& storage) : storage(storage.getWeakStorageImpl()) {}
 
     WeakStorage storage;
     std::weak_ptr<Hold> hold;
@@ -105,16 +102,14 @@ class Store {
   bool is_parameter(const at::Tensor& tensor) const;
   bool is_buffer(const at::Tensor& tensor) const;
   Saved pass(Saving& saving, Kind kind, const char* reason);
-  Saved hold(Saving& saving, Entry& entry, Kind kind, const char* reason);
+  Saved hold(Saving& saving, Tracked& tracked, Kind kind, const char* reason);
   Saved keep_geometry(Saving& saving);
-  Saved hold_part(Saving& saving, Entry& entry, const char* reason);
-  std::optional<Saved> share(Saving& saving, Entry& entry);
+  Saved hold_part(Saving& saving, Tracked& tracked, const char* reason);
+  std::optional<Saved> share(Saving& saving, Tracked& tracked);
   // `copy` is the tensor without gaps, where the caller made it and the tensor has some.
-  Saved pack(Saving& saving, Entry& entry, const Treatment& treatment, at::Tensor copy = {});
+  Saved pack(Saving& saving, Tracked& tracked, const Treatment& treatment, at::Tensor copy = {});
   // By the rule of the policy; none where its codec does not fit and need not.
-  std::optional<Saved> encode(Saving& saving, Entry& entry, bool tanh);
-  int floor_of(const Saving& saving) const;
-  std::optional<Choice> choice_for(const Saving& saving) const;
+  std::optional<Saved> encode(Saving& saving, Tracked& tracked, bool tanh);
   Key next_key(Site& site, std::int64_t step) const;
   // The ledger of the step, with this save counted in it: once for each save.
   Ledger& book(Saving& saving);
@@ -126,8 +121,8 @@ class Store {
   bool met_samples_ = false;
   std::shared_ptr<SharedPacket> waiting_;
   ska::flat_hash_map<const c10::StorageImpl*, Known> parameters_;  // and buffers
-  std::unordered_map<const c10::StorageImpl*, Entry> entries_;
-  // By the storage of a parameter: its copies among the entries.
+  std::unordered_map<const c10::StorageImpl*, Tracked> storages_;
+  // By the storage of a parameter: its copies among the storages.
   ska::flat_hash_map<const c10::StorageImpl*, c10::SmallVector<const c10::StorageImpl*, 1>> copied_;
 };
 

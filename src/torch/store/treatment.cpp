@@ -138,9 +138,7 @@ Treatment choose(const at::Tensor& tensor, const Demand& demand, Site::Sign sign
   if (demand.norm && has_few_values(*demand.norm, tensor))
     return {Kind::kRaw, "a norm over so few values cancels all but noise", {}};
   if (choice->bits == kRawBits) return {Kind::kRaw, kPlanned, {}, true};
-  Choice wanted = *choice;
-  wanted.bits = std::max(wanted.bits, demand.bits);
-  return {Kind::kLossy, demand.reason, group_format(tensor, type, wanted, false)};
+  return {Kind::kLossy, demand.reason, group_format(tensor, type, *choice, false)};
 }
 
 }  // namespace backfold::torch_layer

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-#include "torch/probe/calibrate.h"
+#include "torch/calibrate.h"
 
 #include <ATen/Context.h>
 #include <ATen/Functions.h>
@@ -75,7 +75,7 @@ bool is_leaf_to_move(const at::Tensor& tensor) {
 // A forward may write to parameters (a momentum encoder); buffers have copies in any case.
 std::vector<at::Tensor> parameters_of(const State& state) {
   std::vector<at::Tensor> tensors;
-  for (const Parameter& parameter : state.parameters)
+  for (const Parameter& parameter : state.model.parameters)
     if (!parameter.buffer) tensors.push_back(parameter.tensor);
   return tensors;
 }
@@ -85,10 +85,10 @@ void run(const std::shared_ptr<State>& state, const std::shared_ptr<Probe>& prob
          const std::function<void()>& step) {
   struct Attached {
     State& state;
-    ~Attached() { state.probe.reset(); }
+    ~Attached() { state.probing.running.reset(); }
   } attached{*state};
   probe->begin(pass);
-  state->probe = probe;
+  state->probing.running = probe;
   const Undone undone(parameters_of(*state));
   const Entry entry(state);
   try {
@@ -103,7 +103,7 @@ void run(const std::shared_ptr<State>& state, const std::shared_ptr<Probe>& prob
 Snapshot::Snapshot(const State& state) {
   const at::AutoGradMode no_grad(false);
   std::vector<at::Device> devices = {at::Device(at::kCPU)};
-  for (const Parameter& parameter : state.parameters) {
+  for (const Parameter& parameter : state.model.parameters) {
     const at::Tensor& tensor = parameter.tensor;
     if (std::find(devices.begin(), devices.end(), tensor.device()) == devices.end() &&
         tensor.is_cuda())
@@ -149,8 +149,8 @@ namespace {
 // Before the first step nothing is known of what is saved where.
 void learn_sites(const std::shared_ptr<State>& state, const std::function<void()>& step,
                  const Snapshot& snapshot) {
-  TORCH_CHECK(!state->entered, "calibrate cannot run inside the controller's block");
-  if (state->steps > 0) return;
+  TORCH_CHECK(!state->blocks.entered, "calibrate cannot run inside the controller's block");
+  if (state->blocks.steps > 0) return;
   {
     const Undone undone(parameters_of(*state));
     const Entry entry(state);
@@ -161,7 +161,7 @@ void learn_sites(const std::shared_ptr<State>& state, const std::function<void()
 
 std::vector<at::Tensor> leaves_of(const State& state, const CalibrateOptions& options) {
   std::vector<at::Tensor> leaves = options.leaves;
-  for (const Parameter& parameter : state.parameters) leaves.push_back(parameter.tensor);
+  for (const Parameter& parameter : state.model.parameters) leaves.push_back(parameter.tensor);
   std::erase_if(leaves, [](const at::Tensor& leaf) { return !is_leaf_to_move(leaf); });
   return leaves;
 }
@@ -175,7 +175,7 @@ struct Paused {
 
 std::vector<Codec> menu_of(const Policy& policy) {
   std::vector<Codec> menu;
-  for (const Policy::Entry& entry : policy.menu()) menu.push_back(entry.rule.codec);
+  for (const Policy::NamedRule& entry : policy.menu()) menu.push_back(entry.rule.codec);
   return menu;
 }
 
@@ -183,7 +183,7 @@ constexpr const char* kNoBackward =
     "step must run backward: it saved tensors for it and never asked for them";
 
 std::uint64_t seed_of(const State& state) {
-  return state.options.seed + static_cast<std::uint64_t>(state.steps);
+  return state.options.seed + static_cast<std::uint64_t>(state.blocks.steps);
 }
 
 // What a pass left in the leaves.
@@ -220,7 +220,7 @@ int calibrate(const std::shared_ptr<State>& state, const std::function<void()>& 
   const Snapshot snapshot(*state);
   learn_sites(state, step, snapshot);
   const std::vector<at::Tensor> leaves = leaves_of(*state, options);
-  const double epsilon = state->epsilon = epsilon_for(*state, leaves);
+  const double epsilon = state->probing.epsilon = epsilon_for(*state, leaves);
   const int least = least_width(*state);
   const std::optional<int> noisy_at = noisy_width(*state);
   const auto measure = [&] {
@@ -233,12 +233,12 @@ int calibrate(const std::shared_ptr<State>& state, const std::function<void()>& 
     TORCH_CHECK_VALUE(probe->backward_began() || !probe->saved_something(), kNoBackward);
     snapshot.rewind();
     run(state, probe, Probe::Pass::kClean, step);
-    state->gradient_energy = energy_of(gradients_of(leaves), options.scale);
+    state->planning.gradient_energy = energy_of(gradients_of(leaves), options.scale);
     snapshot.rewind();
     return probe->finish(options.scale);
   };
   // Errors at few bits depend on the plan that they meet: the first one is made twice.
-  const bool again = noisy_at && !state->plan;
+  const bool again = noisy_at && !state->planning.plan;
   const int measured = measure();
   if (!again || measured == 0) return measured;
   replan(*state);
@@ -266,7 +266,7 @@ int calibrate_exactly(const std::shared_ptr<State>& state, const std::function<v
       std::any_of(clean.begin(), clean.end(), [](const auto& g) { return g.defined(); }),
       kNoBackward);
   probe->rankings().settle();
-  state->gradient_energy = energy_of(clean, options.scale);
+  state->planning.gradient_energy = energy_of(clean, options.scale);
   int measured = 0;
   for (Site& site : state->sites->sites()) {
     if (!probe->rankings().knows(site)) {

@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "torch/state.h"
+
+#include <c10/util/Exception.h>
+
+#include <utility>
+
+#include "torch/plan/sample_plan.h"
+
+namespace backfold::torch_layer {
+namespace {
+
+int uniform_width_of(const State& state) {
+  const Planning& planning = state.planning;
+  return uniform_width(*state.sites, planning.reference, *planning.target, state.blocks.steps);
+}
+
+// Names each place once.
+void tell_of_kept(Planning& planning) {
+  std::string names;
+  for (const std::string& name : planning.plan->kept)
+    if (planning.told_kept.insert(name).second) names += (names.empty() ? "" : ", ") + name;
+  if (names.empty()) return;
+  TORCH_WARN(
+      "backfold: rounding ", names,
+      " would add more to the gradient than the gradient itself has: kept exact, beyond what "
+      "was asked for");
+}
+
+}  // namespace
+
+StoreOptions options_now(State& state) {
+  Planning& planning = state.planning;
+  if (planning.target && !state.probing.owns_blocks()) {
+    if (!planning.plan) state.options.bits = uniform_width_of(state);
+    if (planning.plan && std::exchange(planning.outgrown, false)) replan(state);
+    settle_scores(state);
+  }
+  StoreOptions options = state.options;
+  options.spares_small =
+      planning.target && planning.target->kind == Target::Kind::kBits && !planning.plan;
+  options.wants_scores = state.probing.running || planning.scores == Planning::Scores::kWanted;
+  return options;
+}
+
+int least_width(const State& state) {
+  // Few tensors go far below the mean.
+  return state.planning.target && uniform_width_of(state) >= 4 ? 2 : 1;
+}
+
+std::optional<int> noisy_width(const State& state) {
+  if (!state.planning.target) return std::nullopt;
+  const int width = uniform_width_of(state);
+  return width < 3 ? std::optional(width) : std::nullopt;
+}
+
+void replan(State& state) {
+  Planning& planning = state.planning;
+  if (planning.combine_tables) {
+    std::vector<SiteRecord> records = state.sites->records_by_name();  // as in every process
+    planning.combine_tables(records);
+    state.sites->take_tables(records);
+  }
+  planning.plan = make_plan(*state.sites, planning.reference, *planning.target, state.blocks.steps,
+                            planning.gradient_energy);
+  tell_of_kept(planning);
+  state.options.bits = widest_within(planning.plan->mean_bits);
+  if (!plan_samples(*state.sites, state.policy)) planning.scores = Planning::Scores::kWanted;
+}
+
+void settle_scores(State& state) {
+  if (state.planning.scores != Planning::Scores::kTaken) return;
+  plan_samples(*state.sites, state.policy);
+  state.planning.scores = Planning::Scores::kKnown;
+}
+
+std::unique_ptr<Guard> guard_for(const State& state, std::uint64_t seed) {
+  if (!state.planning.target || state.model.parameters.empty()) return nullptr;
+  std::vector<at::Tensor> parameters;
+  for (const Parameter& parameter : state.model.parameters) parameters.push_back(parameter.tensor);
+  auto guard = std::make_unique<Guard>(parameters, seed);
+  guard->pause(state.guarding.pauses > 0);
+  return guard;
+}
+
+void watch_gradients(State& state) { state.guarding.guard = guard_for(state, state.options.seed); }
+
+void pause_guard(State& state, bool on) {
+  Guarding& guarding = state.guarding;
+  guarding.pauses += on ? 1 : -1;
+  if (guarding.guard) guarding.guard->pause(guarding.pauses > 0);
+}
+
+std::optional<Noise> noise_of(State& state) {
+  const Planning& planning = state.planning;
+  if (!state.guarding.guard || !planning.plan || !planning.target) return std::nullopt;
+  const auto moments = state.guarding.guard->moments();
+  if (!moments) return std::nullopt;
+  const auto noise = noise_of_plan(*state.sites, planning.reference, *planning.target,
+                                   state.blocks.steps, planning.plan->error, moments->variance);
+  if (noise) state.guarding.noise = noise->ratio;
+  return noise;
+}
+
+void refuse_entered(const State& state) {
+  TORCH_CHECK(state.blocks.thread == std::this_thread::get_id(),
+              "this controller is entered on another thread: give each thread its own");
+  TORCH_CHECK(false, "this controller is entered already: its block cannot be inside itself");
+}
+
+}  // namespace backfold::torch_layer

@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What a controller knows from one block to the next, part by part as it is written, and what is
+// done with all of it.
+
+#ifndef BACKFOLD_TORCH_STATE_H_
+#define BACKFOLD_TORCH_STATE_H_
+
+#include <ATen/core/Tensor.h>
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <thread>
+#include <unordered_map>
+#include <vector>
+
+#include "torch/capture/site.h"
+#include "torch/codec/policy.h"
+#include "torch/plan/guard.h"
+#include "torch/plan/noise.h"
+#include "torch/plan/plan.h"
+#include "torch/probe/probe.h"
+#include "torch/store/store.h"
+
+namespace backfold::torch_layer {
+
+// The model, as whoever built the controller lists it.
+struct ModelListing {
+  std::vector<std::string> keep;                           // patterns for the names of regions
+  std::vector<Parameter> parameters;                       // and buffers
+  std::unordered_map<const void*, std::uint32_t> modules;  // paths, by the module's identity
+  bool unknown_modules = false;  // one was called since the modules were listed
+  bool unplaced_sites = true;    // some were made while no module was watched
+  bool watches_modules = true;   // whether the next block is told of modules
+};
+
+// Written by blocks as they begin and end.
+struct BlockHistory {
+  std::int64_t steps = 0;                   // blocks in which something was saved
+  std::optional<at::Device> device;         // whose allocator is asked what hooks do not see
+  std::optional<std::int64_t> grown_bytes;  // allocated by the last step and not freed in it
+  bool unmet_samples = false;               // ids were given, but for another batch
+  bool told_compiled = false;               // that graphs of torch.compile are not folded
+  std::atomic<bool> entered{false};
+  std::atomic<std::thread::id> thread{};  // of the open block
+  std::atomic<bool> told_outside{false};  // that its model ran on a thread without a block
+};
+
+// Written by replan().
+struct Planning {
+  std::optional<Target> target;           // of an adaptive controller
+  StepReference reference;                // the largest step seen
+  std::optional<double> gradient_energy;  // of the last pass that was measured
+  std::optional<PlanSummary> plan;        // the last one
+  std::set<std::string> told_kept;        // places that a warning has named
+  bool outgrown = false;                  // a step was larger than the plan knew
+  // Called before each plan, with what was measured: where several processes train one model, here
+  // they make it the same for all.
+  std::function<void(std::vector<SiteRecord>&)> combine_tables;
+  // Of samples that have widths of their own. calibrate() packs nothing, so that its plan asks the
+  // step that follows for them.
+  enum class Scores { kKnown, kWanted, kTaken } scores = Scores::kKnown;
+};
+
+// Watches the gradients of the model's parameters.
+struct Guarding {
+  std::unique_ptr<Guard> guard;
+  int pauses = 0;               // that are open: gradients meanwhile are none of the user's
+  std::optional<double> noise;  // that the guard saw last
+};
+
+struct Probing {
+  std::shared_ptr<Probe> running;
+  std::shared_ptr<Probe> waiting;  // for the backward of the step that it went along with
+  bool inside_model = false;       // what is saved now will be measured by running it again
+  double epsilon = 0;              // by which the last probe moved leaves
+
+  // Whether blocks belong to a probe, not to the user.
+  bool owns_blocks() const { return running && running->pass() != Probe::Pass::kUsersOwn; }
+};
+
+struct State {
+  StoreOptions options;
+  Policy policy;  // what the user says about codecs
+  std::shared_ptr<SiteTable> sites = std::make_shared<SiteTable>();
+  ModelListing model;
+  BlockHistory blocks;
+  Planning planning;
+  Guarding guarding;
+  Probing probing;
+};
+
+// Options of the block that is about to begin: widths that are not planned follow the target.
+StoreOptions options_now(State& state);
+
+// The narrowest width worth measuring for what the user wants.
+int least_width(const State& state);
+// The width of tensors without a plan where so few bits are wanted that errors multiply each other.
+std::optional<int> noisy_width(const State& state);
+
+// Makes a plan from the tables there are. Sites without one get its mean width.
+void replan(State& state);
+// Plans the widths of samples if a step has taken the scores that were wanted.
+void settle_scores(State& state);
+
+// A guard of the parameters as they are listed now; null where none is wanted.
+std::unique_ptr<Guard> guard_for(const State& state, std::uint64_t seed);
+// Watches their gradients from now on.
+void watch_gradients(State& state);
+// Begins or ends a pause of the guard. Pauses may be inside one another.
+void pause_guard(State& state, bool on);
+// How the error that the plan expects compares with the gradient's own variance. None until enough
+// gradients were seen. Waits for the devices.
+std::optional<Noise> noise_of(State& state);
+
+// Raises, for a controller that is entered: RuntimeError.
+[[noreturn]] void refuse_entered(const State& state);
+
+Report report_of(const State& state);
+
+}  // namespace backfold::torch_layer
+
+#endif  // BACKFOLD_TORCH_STATE_H_

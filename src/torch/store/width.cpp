@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "torch/store/width.h"
+
+#include <algorithm>
+
+namespace backfold::torch_layer {
+namespace {
+
+// Tensors of fewer bytes have this many bits until there is a plan.
+constexpr std::int64_t kSmall = 128 << 10;
+constexpr int kSparedBits = 8;
+
+}  // namespace
+
+Width width_of(const Site& site, const Demand& demand, std::int64_t bytes,
+               const WidthRules& rules) {
+  if (!site.choice && !rules.bits) return {};
+  Choice choice = site.choice ? *site.choice : Choice{*rules.bits, {}};
+  if (rules.adaptive && !site.choice) {
+    const bool spared = rules.spares_small && bytes < kSmall;
+    choice.bits = std::max({choice.bits, site.floor, site.served_floor, spared ? kSparedBits : 1});
+  }
+  // What was planned was measured, against the clean gradient: the table knows better.
+  const int floor = rules.adaptive && site.choice ? 0 : demand.bits;
+  choice.bits = std::max(choice.bits, floor);
+  return {choice, rules.adaptive ? std::max(1, floor) : choice.bits};
+}
+
+int named_width(int bits, const Demand& demand) { return std::max(bits, demand.bits); }
+
+int noise_width(const Site& site, const Site& root, bool zero_exact, int unplanned) {
+  return root.choice ? root.choice->bits : std::max({unplanned, site.floor, zero_exact ? 2 : 1});
+}
+
+}  // namespace backfold::torch_layer
