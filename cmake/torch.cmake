@@ -44,6 +44,18 @@ environment, when building and when importing.")
 endif()
 message(STATUS "Backfold: torch ${BACKFOLD_TORCH_VERSION}")
 
+# Headers alone: nothing of it is left for whoever links backfold_torch.
+find_package(nlohmann_json 3.10 CONFIG QUIET)
+if(NOT TARGET nlohmann_json::nlohmann_json)
+  find_path(BACKFOLD_JSON_INCLUDE nlohmann/json.hpp)
+  if(NOT BACKFOLD_JSON_INCLUDE)
+    message(FATAL_ERROR "nlohmann/json.hpp was not found, JSON for Modern C++ from 3.10 on. "
+                        "On Debian or Ubuntu: apt-get install nlohmann-json3-dev")
+  endif()
+  add_library(nlohmann_json::nlohmann_json INTERFACE IMPORTED)
+  target_include_directories(nlohmann_json::nlohmann_json INTERFACE ${BACKFOLD_JSON_INCLUDE})
+endif()
+
 add_library(backfold_torch SHARED
   src/torch/calibrate.cpp
   src/torch/controller.cpp
@@ -102,7 +114,7 @@ target_precompile_headers(backfold_torch PRIVATE
 # When Python has imported torch these are loaded already, and the linker finds them by name.
 target_link_libraries(backfold_torch
   PUBLIC ${torch_folder}/lib/libtorch_cpu.so ${torch_folder}/lib/libc10.so
-  PRIVATE backfold_core)
+  PRIVATE backfold_core nlohmann_json::nlohmann_json)
 target_include_directories(backfold_torch PUBLIC include)
 
 # What a program without Python links beside backfold_torch.
