@@ -72,7 +72,7 @@ test-python: PACKAGE_PARTS = tests demo
 test-python: PACKAGE_OPTIONS = ;BACKFOLD_TESTS=ON;BACKFOLD_EXAMPLES=ON
 test-python: package
 	ctest --test-dir $(PYTHON_BUILD) --output-on-failure --no-tests=error
-	$(PYTHON) -m pytest tests/python --numprocesses $(JOBS)
+	BACKFOLD_BUILD=$(CURDIR)/$(PYTHON_BUILD) $(PYTHON) -m pytest tests/python --numprocesses $(JOBS)
 
 test-asan-torch:
 	@scripts/setup build tests python

@@ -59,10 +59,17 @@ endif()
 add_library(backfold_torch SHARED
   src/torch/calibrate.cpp
   src/torch/controller.cpp
+  src/torch/levels.cpp
   src/torch/ops.cpp
+  src/torch/options.cpp
   src/torch/packet.cpp
   src/torch/report.cpp
+  src/torch/report_json.cpp
+  src/torch/site_json.cpp
   src/torch/state.cpp
+  src/torch/state_json.cpp
+  src/torch/step.cpp
+  src/torch/turns.cpp
   src/torch/capture/calls.cpp
   src/torch/capture/entry.cpp
   src/torch/capture/hooks.cpp
@@ -138,7 +145,7 @@ Python_add_library(_C MODULE WITH_SOABI
   src/python/codecs.cpp
   src/python/controller.cpp
   src/python/hooks.cpp
-  src/python/state.cpp)
+  src/python/options.cpp)
 target_compile_options(_C PRIVATE -Wall -Wextra)
 target_precompile_headers(_C PRIVATE <torch/csrc/utils/pybind.h>)
 target_compile_definitions(_C PRIVATE TORCH_EXTENSION_NAME=_C)

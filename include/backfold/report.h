@@ -54,13 +54,16 @@ struct Report {
   // autograd does not show (attributes of a custom function's ctx), and results that live on.
   std::optional<std::int64_t> unseen_bytes;
   std::optional<ReportPlan> plan;
-  // The error that the plan expects by the gradient's own variance from step to step, as last
+  // The error that the plan expects / the gradient's own variance from step to step, as last
   // looked at.
   std::optional<double> noise;
   std::vector<ReportRow> rows;  // largest first
 
   // A table that fits a terminal, by module and operator. At most `rows` lines; 0 means all.
   std::string text(std::size_t rows = 30) const;
+
+  // Everything, in bytes, place by place, largest first; null for a number that is not finite.
+  std::string json() const;
 };
 
 }  // namespace backfold

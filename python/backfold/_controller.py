@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import copy
 import fnmatch
+import json
 import os
+import pathlib
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Mapping
@@ -21,15 +23,7 @@ from torch.nn.modules.module import (
 from backfold import _C
 from backfold._call_state import undone
 from backfold._check import CheckResult, check_gradients
-from backfold._options import (
-    LEVEL_CODECS,
-    UNSET,
-    Unset,
-    probe_schedule,
-    probe_share,
-    target_of,
-)
-from backfold._plan import read_plan, write_plan
+from backfold._options import UNSET, Unset, probe_options, target_options
 from backfold._policy import menu_of, paths_within, places, rules_of, warn_of_unmatched
 from backfold._probes import Probes
 from backfold._report import Report
@@ -101,7 +95,7 @@ class Controller:
             0.25 bits an element. ``None`` folds only what stays exact: training is then bitwise
             what it was (but for a NaN that enters hardtanh or a shrink on the CPU, see
             docs/backward.md).
-        ratio: bytes that autograd alone would keep alive, by bytes held.
+        ratio: bytes that autograd alone would keep alive / bytes held.
         budget: bytes held at the end of the block, as a number or like ``"6GiB"``. Of steps that
             differ in size the largest has to meet it.
         level: a level of GACT, ``"L0"`` to ``"L2.2"``, ``"paper-L0"``, ``"paper-L1"``; of ActNN,
@@ -124,7 +118,7 @@ class Controller:
         probe_fraction: part of the batch that is run again.
         replay: False for a model whose call has effects that must not happen twice.
         sync: under torch.distributed every process would plan alone; False says that it may.
-        on_noise: called every 100 steps with the error that the plan expects, by the gradient's own
+        on_noise: called every 100 steps with the error that the plan expects / the gradient's own
             variance from step to step. Above 0.1 a warning says what would help.
     """
 
@@ -159,17 +153,27 @@ class Controller:
             raise ValueError(f"seed must be from 0 to 2**64 - 1, got {seed}")
         if on_noise is not None and not callable(on_noise):
             raise TypeError(f"on_noise must be callable or None, got {on_noise!r}")
-        target = target_of(bits, ratio, budget, level, adaptive)
-        schedule = probe_schedule(probe_steps, probe_every)
-        fraction = probe_share(probe_fraction)
-        given = None if plan is None else read_plan(plan)
-        if target.adaptive and given is None and sync and _is_distributed():
+        self._rules = rules_of(codec)
+        menu = tuple(menu)
+        probes = probe_options(probe_steps, probe_every, probe_fraction)
+        given = None if plan is None else _plan_text(plan)
+        core = {
+            **target_options(bits, ratio, budget, level, adaptive),
+            **probes,
+            "min_bytes": min_bytes,
+            "seed": seed,
+            "replay": replay,
+            "on_noise": on_noise,
+            "codec": [rule.for_core() for rule in self._rules],
+            "menu": menu_of(menu),
+        }
+        self._core = _C.Controller(core)
+        if self._core.adaptive and given is None and sync and _is_distributed():
             raise ValueError(
                 "sync=True needs tables combined across processes, which Backfold does not do yet: "
                 "sync=False lets each plan alone, adaptive=False or plan= need no tables"
             )
         keep = (keep,) if isinstance(keep, (str, torch.nn.Module)) else tuple(keep)
-        menu = tuple(menu)
         # What a copy is made with.
         self._options = {
             "model": model,
@@ -178,13 +182,13 @@ class Controller:
             "budget": budget,
             "level": level,
             "adaptive": adaptive,
-            "plan": given,
+            "plan": None if given is None else json.loads(given),
             "codec": codec,
             "menu": menu,
             "keep": keep,
             "min_bytes": min_bytes,
             "seed": seed,
-            "probe_steps": schedule.steps,
+            "probe_steps": tuple(probes["probe_steps"]),
             "probe_every": probe_every,
             "probe_fraction": probe_fraction,
             "replay": replay,
@@ -194,26 +198,12 @@ class Controller:
         self._model = model
         self._keep = keep
         self._held_open = 0  # by calibrate(), and by blocks inside it
-        if level in LEVEL_CODECS and codec is not None:
-            raise ValueError(f"level={level!r} brings its own codec: codec cannot be given, too")
-        preset = LEVEL_CODECS.get(level) if level is not None else None
-        self._rules = rules_of(codec) if preset is None else rules_of(preset, strict=False)
-        self._core = _C.Controller(
-            *target,
-            min_bytes,
-            seed,
-            False,
-            [rule.for_core() for rule in self._rules],
-            menu_of(menu),
-        )
         self._list_model()
         self._probes: Probes | None = None
         if given is not None:
             self._core.load_plan(given)
-        elif target.adaptive:
-            self._probes = Probes(
-                self._core, model, target.kind, schedule, fraction, replay, on_noise
-            )
+        elif self._core.adaptive:
+            self._probes = Probes(self._core, model, probes["probe_fraction"], replay)
 
     def _list_model(self) -> None:
         modules = dict(self._model.named_modules()) if self._model is not None else {}
@@ -347,11 +337,11 @@ class Controller:
 
     def plan(self) -> dict[str, Any]:
         """Width and layout of every place that saves tensors, and why; JSON can hold it."""
-        return self._core.plan()
+        return json.loads(self._core.plan())
 
     def save_plan(self, path: str | os.PathLike[str]) -> None:
         """Writes `plan()` as JSON, to be read, edited and given to another Controller."""
-        write_plan(path, self.plan())
+        pathlib.Path(path).write_text(self._core.plan() + "\n")
 
     def state_dict(self) -> dict[str, Any]:
         """What was learned, measured and planned: a run that takes it up makes the same packets.
@@ -363,23 +353,22 @@ class Controller:
         return self._state()
 
     def _state(self) -> dict[str, Any]:
-        probe = None if self._probes is None else self._probes.state()
-        return {**self._core.state(), "probe": probe}
+        if self._probes is not None:
+            self._probes.before_state()
+        return self._core.state()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Takes up where `state_dict` was called, for the same model."""
         if not isinstance(state, dict) or "sites" not in state:
             raise TypeError("state must be a dict that state_dict() made")
-        try:
-            probe = _probe_state(state["probe"])
-            self._core.load_state(state)
-        except KeyError as error:
-            raise ValueError(f"state must be what state_dict() made, but has no {error}") from None
-        if self._probes is not None and probe is not None:
-            self._probes.load_state(probe)
+        if self._probes is not None:
+            self._probes.before_state()
+        self._core.load_state(state)
+        if self._probes is not None:
+            self._probes.after_load()
 
     def _probe_due(self) -> bool:
-        return self._probes is not None and self._probes.due(self.steps)
+        return self._probes is not None and self._core.probe_is_due(self.steps)
 
     def check(self, step: Callable[[], torch.Tensor], repeats: int = 8) -> CheckResult:
         """Compares folded gradients with plain ones on the user's own batch.
@@ -404,14 +393,8 @@ def _is_distributed() -> bool:
     )
 
 
-def _probe_state(probe: Any) -> dict[str, Any] | None:
-    if probe is None:
-        return None
-    kinds = {"last": int, "again": bool, "replays": bool, "whole": bool}
-    for name, kind in kinds.items():
-        if type(probe[name]) is not kind:
-            raise ValueError(f"state: {name} of probe must be {kind.__name__}, got {probe[name]!r}")
-    return {name: probe[name] for name in kinds}
+def _plan_text(plan: str | os.PathLike[str] | dict[str, Any]) -> str:
+    return json.dumps(plan) if isinstance(plan, dict) else pathlib.Path(plan).read_text()
 
 
 def _cuda_device() -> int:
@@ -479,7 +462,7 @@ def inspect(fn: Callable[[], Any], model: torch.nn.Module | None = None) -> Repo
     """
     if not callable(fn):
         raise TypeError(f"fn must be callable, got {type(fn).__name__}")
-    core = _C.Controller("exact", 0.0, False, 0, 0, True, [], [])
+    core = _C.Controller({"bits": None, "min_bytes": 0}, observe_only=True)
     if model is not None:
         modules = [(module, path, False, 0) for path, module in model.named_modules()]
         core.list_model(modules, _named_tensors(model))

@@ -17,18 +17,17 @@ from backfold.codecs import Codec, Where
 class Rule(NamedTuple):
     where: Where
     codec: Codec
-    strict: bool = True  # a tensor that the codec is not for is an error
 
-    def for_core(self) -> tuple[str, dict[str, Any], bool, str, torch.dtype | None, int, bool]:
-        """Codec and arguments; whether modules are chosen; operator, type, size; strictness."""
+    def for_core(self) -> tuple[str, dict[str, Any], bool, str, torch.dtype | None, int]:
+        """Codec and arguments; whether modules are chosen; operator, type, size."""
         where = self.where
         arguments = dataclasses.asdict(self.codec)
         placed = where.module is not None
         name = type(self.codec).__name__
-        return name, arguments, placed, where.op or "", where.dtype, where.min_bytes, self.strict
+        return name, arguments, placed, where.op or "", where.dtype, where.min_bytes
 
 
-def rules_of(codec: Codec | Mapping[Any, Codec] | None, strict: bool = True) -> list[Rule]:
+def rules_of(codec: Codec | Mapping[Any, Codec] | None) -> list[Rule]:
     """The rules that ``codec=`` means, in order.
 
     >>> from backfold.codecs import Pool, Quantize
@@ -47,7 +46,7 @@ def rules_of(codec: Codec | Mapping[Any, Codec] | None, strict: bool = True) -> 
     for selector, value in codec.items():
         if not isinstance(value, Codec):
             raise TypeError(f"codec: {selector!r} must be given a codec, got {value!r}")
-        rules.append(Rule(Where.of(selector), value, strict))
+        rules.append(Rule(Where.of(selector), value))
     return rules
 
 
@@ -89,7 +88,7 @@ def places(rules: list[Rule], modules: dict[str, torch.nn.Module]) -> dict[str, 
 def warn_of_unmatched(rules: list[Rule], matched: list[bool]) -> None:
     """Names selectors that no saved tensor of the first step had."""
     found = zip(rules, matched, strict=True)
-    idle = [rule.where for rule, seen in found if not seen and rule.strict]
+    idle = [rule.where for rule, seen in found if not seen]
     if idle:
         names = ", ".join(map(repr, idle))
         warnings.warn(

@@ -24,10 +24,10 @@ class Report:
 
     def to_dict(self) -> dict[str, Any]:
         """Everything, in bytes, site by site, largest first."""
-        return self._core.to_dict()
+        return json.loads(self._core.json())
 
     def to_json(self) -> str:
-        return json.dumps(self.to_dict(), indent=2)
+        return self._core.json()
 
     def __str__(self) -> str:
         return self.text()

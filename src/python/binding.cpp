@@ -13,6 +13,7 @@
 #include "python/codecs.h"
 #include "python/controller.h"
 #include "python/hooks.h"
+#include "python/options.h"
 #include "torch/codec/codec.h"
 #include "torch/packet.h"
 
@@ -64,6 +65,7 @@ PYBIND11_MODULE(_C, module) {
       .def("__repr__", &Packet::describe);
 
   python::add_codecs(module);
+  python::add_options(module);
   python::add_controller(module);
   python::add_hooks(module);
 }

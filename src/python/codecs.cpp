@@ -22,10 +22,8 @@ Codec codec_of(const std::string& name, const py::dict& arguments) {
 }
 
 CodecRule rule_of(const PyRule& rule) {
-  const auto& [name, arguments, by_place, op, type, min_bytes, strict] = rule;
-  return {{.path = {}, .op = op, .type = type, .min_bytes = min_bytes},
-          codec_of(name, arguments),
-          strict};
+  const auto& [name, arguments, by_place, op, type, min_bytes] = rule;
+  return {{.path = {}, .op = op, .type = type, .min_bytes = min_bytes}, codec_of(name, arguments)};
 }
 
 void add_codecs(py::module_& module) {

@@ -20,11 +20,11 @@ namespace backfold::python {
 // By the name of its class and its arguments.
 Codec codec_of(const std::string& name, const pybind11::dict& arguments);
 
-// Codec and arguments; whether listed modules are what it is for; operator, type and least size;
-// whether it is strict.
+// Codec and arguments; whether listed modules are what it is for; operator, type and least size.
 using PyRule = std::tuple<std::string, pybind11::dict, bool, std::string,
-                          std::optional<at::ScalarType>, std::int64_t, bool>;
+                          std::optional<at::ScalarType>, std::int64_t>;
 CodecRule rule_of(const PyRule& rule);
+inline bool is_by_place(const PyRule& rule) { return std::get<2>(rule); }
 
 void add_codecs(pybind11::module_& module);
 

@@ -7,42 +7,31 @@
 
 #include "backfold/controller.h"
 #include "python/codecs.h"
-#include "python/state.h"
+#include "python/options.h"
 #include "torch/calibrate.h"
 #include "torch/capture/entry.h"
 #include "torch/probe/originals.h"
+#include "torch/state_json.h"
 
 namespace backfold::python {
 namespace {
 
 namespace py = pybind11;
 
-ControllerOptions options_of(const std::string& kind, double value, bool adaptive,
-                             std::int64_t min_bytes, std::uint64_t seed) {
-  ControllerOptions options;
-  options.bits.reset();
-  if (kind == "bits") options.bits = value;
-  if (kind == "ratio") options.ratio = value;
-  if (kind == "budget") options.budget = static_cast<std::int64_t>(value);
-  options.adaptive = adaptive;
-  options.min_bytes = min_bytes;
-  options.seed = seed;
-  return options;
-}
-
 // A controller whose block is entered and left by two calls.
 class PyController {
  public:
-  // `kind` is "bits", "ratio" or "budget", or "exact" without a value.
-  PyController(const std::string& kind, double value, bool adaptive, std::int64_t min_bytes,
-               std::uint64_t seed, bool observe_only, const std::vector<PyRule>& rules,
-               const std::vector<std::pair<std::string, py::dict>>& menu)
-      : controller_(options_of(kind, value, adaptive, min_bytes, seed)) {
-    controller_.state().options.observe_only = observe_only;
-    for (const PyRule& rule : rules)
-      controller_.state().policy.add(rule_of(rule), std::get<2>(rule));
-    for (const auto& [name, arguments] : menu)
-      controller_.state().policy.offer(codec_of(name, arguments));
+  PyController(const py::dict& options, bool observe_only) : controller_(options_of(options)) {
+    auto& state = controller_.state();
+    state.options.observe_only = observe_only;
+    if (options.contains("codec")) {
+      const auto rules = options["codec"].cast<std::vector<PyRule>>();
+      for (std::size_t i = 0; i < rules.size(); ++i)
+        if (is_by_place(rules[i])) state.policy.choose_by_listing(i);
+    }
+    if (!options.contains("on_noise") || options["on_noise"].is_none()) return;
+    on_noise_ = options["on_noise"];
+    state.turns.on_noise = [this](double ratio) { on_noise_(ratio); };
   }
 
   // For each rule, whether a saved tensor matched it.
@@ -121,22 +110,48 @@ class PyController {
     const auto measure = exactly ? torch_layer::calibrate_exactly : torch_layer::calibrate;
     return measure(controller_.shared_state(), step, {leaves, scale});
   }
-  // `energy` is that of the gradient which the last calibrate() saw, where it could not tell.
-  void replan(std::optional<double> energy) {
+  void replan() {
     torch::PyWarningHandler as_python_warnings;
-    if (energy) controller_.state().planning.gradient_energy = energy;
     torch_layer::replan(controller_.state());
   }
 
-  // A probe that goes along with the next step. What runs inside the model it leaves out.
-  void begin_own_probe(bool model_runs_again) {
-    auto& state = controller_.state();
-    state.probing.running = std::make_shared<torch_layer::Probe>(state.options.seed, 0,
-                                                                 torch_layer::least_width(state));
-    state.probing.running->begin(torch_layer::Probe::Pass::kUsersOwn);
-    if (model_runs_again) state.probing.running->outside().expect_model();
-    state.probing.inside_model = false;
+  // Turns of probes, see torch/turns.h. `arrived` is None where no call was recorded.
+  bool probe_is_due(std::int64_t step) {
+    return torch_layer::probe_is_due(controller_.state(), step);
   }
+  bool should_measure(std::optional<bool> arrived) {
+    return torch_layer::should_measure(controller_.state(), arrived);
+  }
+  bool begin_turn(bool model_runs_again) {
+    torch::PyWarningHandler as_python_warnings;
+    torch_layer::look_if_due(controller_.state());
+    return torch_layer::begin_turn(controller_.state(), model_runs_again);
+  }
+  void cancel_turn() { torch_layer::cancel_turn(controller_.state()); }
+  void forget_turn() { torch_layer::forget_turn(controller_.state()); }
+  bool settle_turn(std::optional<bool> arrived) {
+    return torch_layer::settle_turn(controller_.state(), arrived);
+  }
+  void watch_again() { controller_.state().turns.again = true; }
+  void finish_turn(int measured, double rest, const std::vector<std::optional<at::Tensor>>& moved,
+                   std::optional<double> energy) {
+    torch::PyWarningHandler as_python_warnings;
+    std::vector<at::Tensor> tangents;
+    for (const auto& one : moved) tangents.push_back(one.value_or(at::Tensor()));
+    torch_layer::finish_turn(controller_.state(), measured, rest, tangents, energy);
+  }
+
+  // Whether the model's call is run again, and with all of its batch.
+  std::pair<bool, bool> replay() {
+    const auto& turns = controller_.state().turns;
+    return {turns.replays, turns.whole};
+  }
+  void set_replay(bool replays, bool whole) {
+    auto& turns = controller_.state().turns;
+    turns.replays = replays;
+    turns.whole = whole;
+  }
+
   void inside_model(bool inside) { controller_.state().probing.inside_model = inside; }
   // What the recorded call of the model returned, with the rows of each that are run again; 0 is
   // all of them.
@@ -145,53 +160,29 @@ class PyController {
     for (const auto& [tensor, rows] : outputs) returned.push_back({tensor, rows});
     if (const auto& probe = controller_.state().probing.running) probe->model_returned(returned);
   }
-  // After the step's backward. `rest` is the signal gain of what it left out, `moved` by how much
-  // what the model returned moved in the last calibrate().
-  int finish_own_probe(double rest, const std::vector<std::optional<at::Tensor>>& moved) {
-    auto& state = controller_.state();
-    const auto probe = std::exchange(state.probing.waiting, nullptr);
-    if (!probe || !probe->backward_began()) return 0;
-    std::vector<at::Tensor> tangents;
-    for (const auto& one : moved) tangents.push_back(one.value_or(at::Tensor()));
-    return probe->finish_own(rest, tangents, state.probing.epsilon);
-  }
-
-  void forget_own_probe() { controller_.state().probing.waiting.reset(); }
-  // Of a step that was not entered after all.
-  void cancel_own_probe() { controller_.state().probing.running.reset(); }
 
   void pause_guard(bool on) { torch_layer::pause_guard(controller_.state(), on); }
 
-  // (ratio, sites that add most, value of the target that would do), or None.
-  py::object noise() {
-    const auto noise = torch_layer::noise_of(controller_.state());
-    if (!noise) return py::none();
-    return py::make_tuple(noise->ratio, noise->sites, noise->needed);
+  py::object state() { return from_json(torch_layer::state_as_json(controller_.state())); }
+  void load_state(const py::dict& dict) {
+    torch_layer::take_state(controller_.state(), to_json(dict));
   }
-
-  bool own_probe_ran() {
-    const auto& probe = controller_.state().probing.waiting;
-    return !probe || probe->backward_began();
-  }
-
-  bool has_unknown_sites() {
-    const auto& state = controller_.state();
-    return state.planning.plan && torch_layer::has_unknown_sites(*state.sites, state.blocks.steps);
-  }
-  bool planned() { return controller_.state().planning.plan.has_value(); }
-  py::dict state() { return state_as_dict(controller_.state()); }
-  void load_state(const py::dict& dict) { take_state(controller_.state(), dict); }
-  py::dict plan() { return plan_as_dict(controller_.state()); }
-  void load_plan(const py::dict& dict) { take_plan(controller_.state(), dict); }
+  std::string plan() { return torch_layer::plan_as_json(controller_.state()); }
+  void load_plan(const std::string& json) { torch_layer::take_plan(controller_.state(), json); }
 
   void combine_tables_by(const py::function& combine) {
     combine_ = combine;
-    python::combine_tables_by(controller_.state(), combine_);
+    auto& state = controller_.state();
+    state.planning.combine_tables = [this, &state](std::vector<torch_layer::SiteRecord>& records) {
+      const py::object sites = from_json(torch_layer::records_text(records, state.policy));
+      records = torch_layer::records_of_text(to_json(combine_(sites)), state.policy);
+    };
   }
 
   bool unmet_samples() { return controller_.state().blocks.unmet_samples; }
   void sample_ids(const at::Tensor& ids, std::int64_t count) { controller_.sample_ids(ids, count); }
 
+  bool adaptive() { return controller_.state().planning.target.has_value(); }
   bool stale() { return controller_.state().model.unknown_modules; }
   std::int64_t steps() const { return controller_.steps(); }
   Report report() const { return controller_.report(); }
@@ -200,18 +191,21 @@ class PyController {
   int traverse(visitproc visit, void* arg) const {
     for (const py::object& module : listed_) Py_VISIT(module.ptr());
     Py_VISIT(combine_.ptr());
+    Py_VISIT(on_noise_.ptr());
     return 0;
   }
   void clear() {
     const auto listed = std::exchange(listed_, {});  // what they hold may lead back here
     const auto combine = std::exchange(combine_, {});
+    controller_.state().turns.on_noise = nullptr;
+    const auto on_noise = std::exchange(on_noise_, {});
   }
 
  private:
   Controller controller_;
   std::optional<Controller::Scope> scope_;
   std::vector<py::object> listed_;
-  py::object combine_;
+  py::object combine_, on_noise_;
   std::unordered_map<std::string, std::uint32_t> paths_;
   bool keeps_ = false;
 };
@@ -237,50 +231,10 @@ void make_collectable(PyHeapTypeObject* heap_type) {
   };
 }
 
-py::dict row_as_dict(const ReportRow& row) {
-  py::dict dict;
-  dict["module"] = row.module;
-  dict["op"] = row.op;
-  dict["slot"] = row.slot;
-  dict["occurrence"] = row.occurrence;
-  dict["saves"] = row.saves;
-  dict["saved_bytes"] = row.saved_bytes;
-  dict["unique_bytes"] = row.unique_bytes;
-  dict["held_bytes"] = row.held_bytes;
-  dict["duplicate_bytes"] = row.duplicate_bytes;
-  dict["kind"] = row.kind;
-  dict["bits"] = row.bits;
-  dict["stored_bits"] = row.stored_bits;
-  dict["layout"] = row.layout;
-  dict["estimate"] = row.estimate;
-  dict["error"] = row.error;
-  dict["reason"] = row.reason;
-  return dict;
-}
-
-py::dict as_dict(const Report& report) {
-  py::dict dict;
-  dict["step"] = report.step;
-  dict["saved_bytes"] = report.saved_bytes;
-  dict["unique_bytes"] = report.unique_bytes;
-  dict["held_bytes"] = report.held_bytes;
-  dict["alive_bytes"] = report.alive_bytes;
-  dict["unseen_bytes"] = report.unseen_bytes;
-  dict["noise"] = report.noise;
-  dict["plan"] = py::none();
-  if (report.plan) dict["plan"] = summary_as_dict(*report.plan);
-  py::list sites;
-  for (const ReportRow& row : report.rows) sites.append(row_as_dict(row));
-  dict["sites"] = sites;
-  return dict;
-}
-
 }  // namespace
 
 void add_controller(py::module_& module) {
-  py::class_<Report>(module, "Report")
-      .def("text", &Report::text)
-      .def("to_dict", [](const Report& report) { return as_dict(report); });
+  py::class_<Report>(module, "Report").def("text", &Report::text).def("json", &Report::json);
   using torch_layer::Originals;
   py::class_<Originals, std::shared_ptr<Originals>>(module, "Originals")
       .def(py::init<const std::vector<at::Tensor>&>())
@@ -291,9 +245,7 @@ void add_controller(py::module_& module) {
       .def("rewind", &Originals::rewind)
       .def("return_from_rewind", &Originals::return_from_rewind);
   py::class_<PyController>(module, "Controller", py::custom_type_setup(make_collectable))
-      .def(py::init<const std::string&, double, bool, std::int64_t, std::uint64_t, bool,
-                    const std::vector<PyRule>&,
-                    const std::vector<std::pair<std::string, py::dict>>&>())
+      .def(py::init<const py::dict&, bool>(), py::arg("options"), py::arg("observe_only") = false)
       .def_property_readonly("matched", &PyController::matched)
       .def("list_model", &PyController::list_model)
       .def("wants_modules", &PyController::wants_modules)
@@ -302,25 +254,28 @@ void add_controller(py::module_& module) {
       .def("exit", &PyController::exit)
       .def("report", &PyController::report)
       .def("calibrate", &PyController::calibrate)
-      .def("replan", &PyController::replan, py::arg("energy") = py::none())
-      .def("begin_own_probe", &PyController::begin_own_probe)
+      .def("replan", &PyController::replan)
+      .def("probe_is_due", &PyController::probe_is_due)
+      .def("should_measure", &PyController::should_measure)
+      .def("begin_turn", &PyController::begin_turn)
+      .def("cancel_turn", &PyController::cancel_turn)
+      .def("forget_turn", &PyController::forget_turn)
+      .def("settle_turn", &PyController::settle_turn)
+      .def("watch_again", &PyController::watch_again)
+      .def("finish_turn", &PyController::finish_turn)
+      .def_property_readonly("replay", &PyController::replay)
+      .def("set_replay", &PyController::set_replay)
       .def("inside_model", &PyController::inside_model)
       .def("model_returned", &PyController::model_returned)
-      .def("finish_own_probe", &PyController::finish_own_probe)
-      .def("forget_own_probe", &PyController::forget_own_probe)
-      .def("cancel_own_probe", &PyController::cancel_own_probe)
       .def("pause_guard", &PyController::pause_guard)
-      .def("noise", &PyController::noise)
       .def("state", &PyController::state)
       .def("load_state", &PyController::load_state)
       .def("plan", &PyController::plan)
       .def("sample_ids", &PyController::sample_ids)
       .def("combine_tables_by", &PyController::combine_tables_by)
       .def("load_plan", &PyController::load_plan)
-      .def_property_readonly("own_probe_ran", &PyController::own_probe_ran)
-      .def_property_readonly("has_unknown_sites", &PyController::has_unknown_sites)
-      .def_property_readonly("planned", &PyController::planned)
       .def_property_readonly("unmet_samples", &PyController::unmet_samples)
+      .def_property_readonly("adaptive", &PyController::adaptive)
       .def_property_readonly("stale", &PyController::stale)
       .def_property_readonly("steps", &PyController::steps);
 }

@@ -4,69 +4,53 @@
 
 #include <torch/nn/module.h>
 
-#include <algorithm>
+#include <istream>
+#include <iterator>
+#include <ostream>
 
 #include "torch/calibrate.h"
 #include "torch/capture/entry.h"
+#include "torch/options.h"
+#include "torch/state_json.h"
+#include "torch/step.h"
 
 namespace backfold {
 namespace {
 
 using torch_layer::Entry;
-using torch_layer::kWidths;
 using torch_layer::State;
-using torch_layer::Target;
 
-std::shared_ptr<State> state_for(const ControllerOptions& options) {
-  TORCH_CHECK_VALUE(!options.ratio || !options.budget, "ratio and budget cannot be given together");
-  TORCH_CHECK_VALUE(!options.ratio || *options.ratio > 1, "ratio must be above 1, got ",
-                    *options.ratio);
-  TORCH_CHECK_VALUE(!options.budget || *options.budget > 0, "budget must be above 0 bytes, got ",
-                    *options.budget);
-  TORCH_CHECK_VALUE(!options.bits || (*options.bits >= 1 && *options.bits <= 16),
-                    "bits must be None or from 1 to 16, got ", *options.bits);
-  const bool exists =
-      options.bits && std::find(kWidths.begin(), kWidths.end(), *options.bits) != kWidths.end();
-  TORCH_CHECK_VALUE(options.adaptive || !options.bits || exists,
-                    "bits must be one of 1, 2, 3, 4, 5, 6, 8, 16 where it is not adaptive, got ",
-                    *options.bits);
-  TORCH_CHECK_VALUE(options.min_bytes >= 0, "min_bytes must be 0 or more, got ", options.min_bytes);
-  auto state = std::make_shared<State>();
-  if (!options.adaptive) {
-    if (options.bits) state->options.bits = static_cast<int>(*options.bits);
-  } else if (options.budget) {
-    state->planning.target = Target{Target::Kind::kBudget, static_cast<double>(*options.budget)};
-  } else if (options.ratio) {
-    state->planning.target = Target{Target::Kind::kRatio, *options.ratio};
-  } else if (options.bits) {
-    state->planning.target = Target{Target::Kind::kBits, *options.bits};
-  }
-  state->options.adaptive = state->planning.target.has_value();
-  state->options.min_bytes = options.min_bytes;
-  state->options.seed = options.seed;
-  state->model.keep = options.keep;
-  for (const CodecRule& rule : options.codec) state->policy.add(rule, false);
-  for (const Codec& codec : options.menu) state->policy.offer(codec);
-  return state;
+std::string text_of(std::istream& stream, const char* what) {
+  std::string text(std::istreambuf_iterator<char>(stream), {});
+  TORCH_CHECK_VALUE(!stream.bad() && !text.empty(), what, ": nothing could be read");
+  return text;
+}
+
+void write(std::ostream& stream, const std::string& text) {
+  stream << text << '\n';
+  TORCH_CHECK(stream, "the stream took no more than a part of what was written");
 }
 
 }  // namespace
 
-Controller::Scope::Scope(std::unique_ptr<Entry> entry) : entry_(std::move(entry)) {}
+Controller::Scope::Scope(std::shared_ptr<State> state, std::unique_ptr<Entry> entry)
+    : state_(std::move(state)), entry_(std::move(entry)) {}
 Controller::Scope::Scope(Scope&&) noexcept = default;
-Controller::Scope::~Scope() = default;
+Controller::Scope::~Scope() {
+  entry_.reset();
+  if (state_) torch_layer::end_block(*state_);
+}
 
-Controller::Controller(ControllerOptions options) : state_(state_for(options)) {}
+Controller::Controller(ControllerOptions options) : state_(torch_layer::state_for(options)) {}
 
 Controller::Controller(const torch::nn::Module& model, ControllerOptions options)
     : Controller(std::move(options)) {
+  auto& parameters = state_->model.parameters;
   for (const bool buffers : {false, true})
     for (const auto& tensor : buffers ? model.named_buffers() : model.named_parameters())
-      state_->model.parameters.push_back(
-          {tensor.value(), state_->sites->landmark(tensor.key(), 0), buffers});
+      parameters.push_back({tensor.value(), state_->sites->landmark(tensor.key(), 0), buffers});
   torch_layer::watch_gradients(*state_);
-  if (!state_->model.parameters.empty())
-    state_->blocks.device = state_->model.parameters.front().tensor.device();
+  if (!parameters.empty()) state_->blocks.device = parameters.front().tensor.device();
 }
 
 Controller::~Controller() = default;
@@ -87,20 +71,51 @@ void Controller::sample_ids(const at::Tensor& ids, std::int64_t count) {
 Controller::Scope Controller::enter() {
   if (state_->blocks.entered.exchange(true)) torch_layer::refuse_entered(*state_);
   try {
-    return Scope(std::make_unique<Entry>(state_));
+    return Scope(state_, std::make_unique<Entry>(state_));
   } catch (...) {
     state_->blocks.entered = false;
     throw;
   }
 }
 
+at::Tensor Controller::step(const std::function<at::Tensor()>& forward) {
+  TORCH_CHECK_VALUE(forward, "forward must be a function that returns the loss");
+  // What cannot be cut is run again whole.
+  return torch_layer::run_step(
+      *this, [&](double) { return forward(); }, 1);
+}
+
+at::Tensor Controller::step(const std::function<at::Tensor(double)>& forward) {
+  TORCH_CHECK_VALUE(forward, "forward must be a function that returns the loss");
+  return torch_layer::run_step(*this, forward, state_->turns.fraction);
+}
+
 void Controller::calibrate(const std::function<void()>& step) {
-  TORCH_CHECK(state_->planning.target, "calibrate needs an adaptive controller");
+  TORCH_CHECK(state_->planning.target, "calibrate needs an adaptive controller, without a plan");
+  torch_layer::forget_turn(*state_);
   torch_layer::calibrate(state_, step, {});
   torch_layer::replan(*state_);
 }
 
 std::int64_t Controller::steps() const { return state_->blocks.steps; }
 Report Controller::report() const { return torch_layer::report_of(*state_); }
+
+void Controller::save(std::ostream& stream) {
+  if (torch_layer::settle_turn(*state_, std::nullopt))
+    torch_layer::finish_turn(*state_, 0, 0, {}, std::nullopt);
+  write(stream, torch_layer::state_as_json(*state_));
+}
+
+void Controller::load(std::istream& stream) {
+  torch_layer::take_state(*state_, text_of(stream, "state"));
+}
+
+void Controller::save_plan(std::ostream& stream) const {
+  write(stream, torch_layer::plan_as_json(*state_));
+}
+
+void Controller::load_plan(std::istream& stream) {
+  torch_layer::take_plan(*state_, text_of(stream, "plan"));
+}
 
 }  // namespace backfold

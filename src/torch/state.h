@@ -26,6 +26,7 @@
 #include "torch/plan/plan.h"
 #include "torch/probe/probe.h"
 #include "torch/store/store.h"
+#include "torch/turns.h"
 
 namespace backfold::torch_layer {
 
@@ -93,6 +94,7 @@ struct State {
   Planning planning;
   Guarding guarding;
   Probing probing;
+  ProbeTurns turns;
 };
 
 // Options of the block that is about to begin: widths that are not planned follow the target.

@@ -5,17 +5,18 @@ import doctest
 import math
 import re
 
+import backfold
 import numpy
 import pytest
 import torch
-from backfold import _options
-from backfold._options import Target, probe_schedule, probe_share, target_of
+from backfold import _C, _options
+from backfold._options import Target, probe_options, target_of
 
 
 def test_examples_of_the_documentation_run():
     results = doctest.testmod(_options)
     assert results.failed == 0
-    assert results.attempted >= 3
+    assert results.attempted >= 2
 
 
 @pytest.mark.parametrize(
@@ -83,7 +84,7 @@ def test_every_width_may_be_fixed():
         ({"ratio": "8"}, TypeError, "ratio must be a number above 1, got '8'"),
         ({"ratio": True}, TypeError, "ratio must be a number above 1, got True"),
         ({"ratio": 8, "adaptive": False}, ValueError, "ratio=8 needs a plan, .*adaptive=False"),
-        ({"budget": "1GB", "adaptive": False}, ValueError, "budget='1GB' needs a plan"),
+        ({"budget": "1GB", "adaptive": False}, ValueError, "budget=1000000000 needs a plan"),
         ({"budget": 0}, ValueError, "budget must be at least one byte .*got 0"),
         ({"budget": -5}, ValueError, "budget must be at least one byte .*got -5"),
         ({"budget": "0.1B"}, ValueError, "budget must be at least one byte .*got '0.1B'"),
@@ -103,6 +104,8 @@ def test_every_width_may_be_fixed():
         ({"level": "paper-CB1"}, ValueError, "needs checkpointing, .*'paper-L1' is the same"),
         ({"level": "paper-CB2"}, ValueError, "needs checkpointing and .*'paper-L1' is the same"),
         ({"level": 2}, TypeError, "level must be a string like 'L2', got 2"),
+        ({"level": ""}, ValueError, "level must be a name like 'L2', got ''"),
+        ({"budget": 2**63}, ValueError, "budget must be .*below 2.*got 9223372036854775808"),
         ({"level": "L2", "adaptive": False}, ValueError, "level='L2' plans widths, .*'L1'"),
     ],
 )
@@ -135,8 +138,9 @@ def test_two_targets_at_once_are_both_named():
 
 
 def due(steps, every, until: int = 4001) -> list[int]:
-    schedule = probe_schedule(steps, every)
-    return [step for step in range(until) if schedule.due(step)]
+    options = probe_options(steps, every, 1)
+    schedule = _C.ProbeSchedule(options["probe_steps"], options["probe_every"])
+    return [step for step in range(until) if schedule.includes(step)]
 
 
 def test_probes_come_at_the_listed_steps_and_then_in_periods():
@@ -164,15 +168,15 @@ def test_probes_come_at_the_listed_steps_and_then_in_periods():
 )
 def test_bad_schedules_are_refused(steps, every, error, text):
     with pytest.raises(error, match=text):
-        probe_schedule(steps, every)
+        backfold.Controller(probe_steps=steps, probe_every=every)
 
 
 def test_a_probe_runs_on_a_part_of_the_batch_or_all_of_it():
-    assert probe_share(1) == 1.0
-    assert probe_share(0.25) == 0.25
+    for value in (1, 0.25):
+        backfold.Controller(probe_fraction=value)
     for value in (0, -0.5, 1.01, math.nan):
         with pytest.raises(ValueError, match="probe_fraction must be above 0 and at most 1, got"):
-            probe_share(value)
+            backfold.Controller(probe_fraction=value)
     for value in ("0.5", True, None):
         with pytest.raises(TypeError, match="probe_fraction must be a number, got"):
-            probe_share(value)
+            backfold.Controller(probe_fraction=value)

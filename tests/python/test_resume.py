@@ -221,7 +221,7 @@ BAD = {
     "half a plan": (lambda s: {**s, "plan": without(s["plan"], "error")}, "has no 'error'"),
     "a probe of words": (
         lambda s: {**s, "probe": {**s["probe"], "last": "two"}},
-        "last of probe must be int, got 'two'",
+        'state: last must be an integer, got "two"',
     ),
     "another model": (lambda s: spoiled(s, name="x.y/aten::mm/self/0"), "belongs to another model"),
     "half a tensor": (

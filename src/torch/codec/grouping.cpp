@@ -48,6 +48,16 @@ std::int64_t groups_in(const Shape& shape, const Grouping& grouping) {
 
 }  // namespace
 
+bool is_width(double bits) {
+  return std::find(kWidths.begin(), kWidths.end(), bits) != kWidths.end();
+}
+
+std::string list_of_widths() {
+  std::string list;
+  for (const int width : kWidths) list += (list.empty() ? "" : ", ") + std::to_string(width);
+  return list;
+}
+
 int widest_within(double bits) {
   int widest = kWidths.front();
   for (const int width : kWidths)

@@ -41,6 +41,9 @@ inline constexpr int kRawBits = 64;
 
 inline constexpr std::array<int, 8> kWidths = {1, 2, 3, 4, 5, 6, 8, 16};
 
+bool is_width(double bits);
+std::string list_of_widths();  // "1, 2, 3, ..."
+
 // The widest that is no wider than `bits`; the narrowest where all are.
 int widest_within(double bits);
 

@@ -14,12 +14,12 @@ bool matches(const std::string& pattern, const std::string& name) {
 
 }  // namespace
 
-void Policy::add(CodecRule rule, bool by_place) {
+void Policy::add(CodecRule rule) {
   TORCH_CHECK_VALUE(rules_.size() < kMostRules, "codec takes at most ", kMostRules, " selectors");
   check_selector(rule.where);
   check_codec(rule.codec);
   std::string reason = describe(rule.codec) + (is_biased(rule.codec) ? ", biased" : "");
-  rules_.push_back({std::move(rule), std::move(reason), by_place, false});
+  rules_.push_back({std::move(rule), std::move(reason), false, false});
 }
 
 void Policy::offer(const Codec& codec) {

@@ -36,7 +36,9 @@ class Policy {
   };
 
   // Raises ValueError for a codec or a selector that is not allowed.
-  void add(CodecRule rule, bool by_place);
+  void add(CodecRule rule);
+  // From now on the modules that the caller lists say which places a rule is for.
+  void choose_by_listing(std::size_t rule) { rules_[rule].by_place = true; }
   // A codec that plans may choose. Raises ValueError for one that is biased or keeps no packets.
   void offer(const Codec& codec);
   const std::vector<NamedRule>& menu() const { return menu_; }

@@ -176,6 +176,10 @@ std::string largest_fixed(const SiteTable& sites, std::int64_t step) {
 
 }  // namespace
 
+const char* name_of(Target::Kind kind) {
+  return kind == Target::Kind::kBits ? "bits" : kind == Target::Kind::kRatio ? "ratio" : "budget";
+}
+
 double error_at(const Sensitivity& sensitivity, int bits) {
   const auto& table = sensitivity.errors;
   if (table.empty() || bits == kRawBits) return 0;

@@ -26,6 +26,8 @@ struct Target {
   double value = 4;
 };
 
+const char* name_of(Target::Kind kind);  // "bits", "ratio", "budget"
+
 // A whole step, in bytes, beside the packets whose width is a matter of choice.
 struct StepReference {
   std::int64_t saved_bytes = 0;   // tells which step is the largest

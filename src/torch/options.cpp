@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "torch/options.h"
+
+#include <c10/util/Exception.h>
+
+#include <cctype>
+#include <charconv>
+#include <cmath>
+#include <limits>
+
+#include "torch/levels.h"
+#include "torch/state.h"
+#include "torch/state_json.h"
+
+namespace backfold {
+namespace {
+
+struct Unit {
+  const char* name;
+  double size;
+};
+constexpr Unit kUnits[] = {{"B", 1},           {"kB", 1e3},        {"MB", 1e6},
+                           {"GB", 1e9},        {"TB", 1e12},       {"KiB", 1LL << 10},
+                           {"MiB", 1LL << 20}, {"GiB", 1LL << 30}, {"TiB", 1LL << 40}};
+
+std::string folded(std::string_view text) {
+  std::string lower;
+  for (const char c : text)
+    if (!std::isspace(static_cast<unsigned char>(c)))
+      lower += static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+  return lower;
+}
+
+std::optional<double> size_of_unit(const std::string& name) {
+  if (name.empty()) return 1;
+  for (const Unit& unit : kUnits)
+    if (folded(unit.name) == name) return unit.size;
+  return std::nullopt;
+}
+
+}  // namespace
+
+std::int64_t parse_bytes(std::string_view text) {
+  const std::string plain = folded(text);
+  double number = 0;
+  const auto [end, error] = std::from_chars(plain.data(), plain.data() + plain.size(), number);
+  const bool starts = !plain.empty() && (std::isdigit(plain[0]) || plain[0] == '.');
+  const auto unit = size_of_unit(std::string(end, plain.data() + plain.size()));
+  std::string units;
+  for (const Unit& one : kUnits) units += (units.empty() ? "" : ", ") + std::string(one.name);
+  TORCH_CHECK_VALUE(starts && error != std::errc::invalid_argument && unit,
+                    "budget must be a number with one of the units ", units, " or none, got '",
+                    text, "'");
+  const double bytes = error == std::errc() ? std::trunc(number * *unit) : 0;
+  TORCH_CHECK_VALUE(bytes >= 1 && bytes < 9223372036854775808.0,
+                    "budget must be at least one byte and below 2**63, got '", text, "'");
+  return static_cast<std::int64_t>(bytes);
+}
+
+namespace torch_layer {
+namespace {
+
+void check_target(const ControllerOptions& options) {
+  const int given = options.ratio.has_value() + options.budget.has_value() + !options.level.empty();
+  TORCH_CHECK_VALUE(given <= 1,
+                    "ratio, budget and level cannot be given together: each alone says how much is "
+                    "kept");
+  TORCH_CHECK_VALUE(!options.ratio || (*options.ratio > 1 && std::isfinite(*options.ratio)),
+                    "ratio must be above 1 and finite, got ", *options.ratio);
+  TORCH_CHECK_VALUE(!options.budget || *options.budget >= 1,
+                    "budget must be at least one byte and below 2**63, got ", *options.budget);
+  constexpr const char* kNeedsPlan =
+      " needs a plan, which adaptive=False forbids: give bits instead";
+  TORCH_CHECK_VALUE(options.adaptive || !options.ratio, "ratio=", *options.ratio, kNeedsPlan);
+  TORCH_CHECK_VALUE(options.adaptive || !options.budget, "budget=", *options.budget, kNeedsPlan);
+}
+
+Wanted wanted_by_bits(const std::optional<double>& bits, bool adaptive) {
+  if (!bits) return {};
+  TORCH_CHECK_VALUE(adaptive || is_width(*bits), "bits must be one of ", list_of_widths(),
+                    " with adaptive=False, got ", *bits,
+                    "; adaptive=True takes any mean from 1 to 16");
+  TORCH_CHECK_VALUE(*bits >= 1 && *bits <= 16, "bits must be from 1 to 16, got ", *bits);
+  return {Target{Target::Kind::kBits, *bits}, adaptive};
+}
+
+}  // namespace
+
+Wanted wanted_by(const ControllerOptions& options) {
+  check_target(options);
+  if (options.ratio) return {Target{Target::Kind::kRatio, *options.ratio}, true};
+  if (options.budget)
+    return {Target{Target::Kind::kBudget, static_cast<double>(*options.budget)}, true};
+  if (options.level.empty()) return wanted_by_bits(options.bits, options.adaptive);
+  const Level& level = level_named(options.level);
+  TORCH_CHECK_VALUE(options.adaptive || !level.adaptive, "level='", options.level,
+                    "' plans widths, which adaptive=False forbids: 'L1', 'L1.1', 'L1.2' and "
+                    "'actnn-L2' have one width everywhere");
+  return wanted_by_bits(level.bits, level.adaptive);
+}
+
+std::shared_ptr<State> state_for(const ControllerOptions& options) {
+  const Wanted wanted = wanted_by(options);
+  TORCH_CHECK_VALUE(options.min_bytes >= 0, "min_bytes must be 0 or more, got ", options.min_bytes);
+  TORCH_CHECK_VALUE(options.probe_fraction > 0 && options.probe_fraction <= 1,
+                    "probe_fraction must be above 0 and at most 1, got ", options.probe_fraction);
+  auto state = std::make_shared<State>();
+  if (wanted.adaptive) {
+    state->planning.target = wanted.target;
+  } else if (wanted.target) {
+    state->options.bits = static_cast<int>(wanted.target->value);
+  }
+  state->options.adaptive = wanted.adaptive;
+  state->options.min_bytes = options.min_bytes;
+  state->options.seed = options.seed;
+  state->model.keep = options.keep;
+  state->turns.schedule = make_schedule(options.probe_steps, options.probe_every);
+  state->turns.fraction = options.probe_fraction;
+  state->turns.replays = options.replay;
+  state->turns.on_noise = options.on_noise;
+  if (options.combine)
+    state->planning.combine_tables = [combine = options.combine,
+                                      &policy = state->policy](std::vector<SiteRecord>& records) {
+      records = records_of_text(combine(records_text(records, policy)), policy);
+    };
+  if (!options.level.empty()) {
+    const Level& level = level_named(options.level);
+    TORCH_CHECK_VALUE(level.codecs.empty() || options.codec.empty(), "level='", options.level,
+                      "' brings its own codec: codec cannot be given, too");
+    for (const CodecRule& rule : level.codecs) state->policy.add(rule);
+  }
+  for (const CodecRule& rule : options.codec) state->policy.add(rule);
+  for (const Codec& codec : options.menu) state->policy.offer(codec);
+  return state;
+}
+
+}  // namespace torch_layer
+}  // namespace backfold

@@ -1,0 +1,179 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "torch/state_json.h"
+
+#include "torch/site_json.h"
+
+namespace backfold::torch_layer {
+namespace {
+
+constexpr const char* kState = "state";
+
+Json summary_as_json(const PlanSummary& plan) {
+  return {{"step", plan.step},
+          {"sites", plan.sites},
+          {"held_bytes", plan.held_bytes},
+          {"mean_bits", as_json(plan.mean_bits)},
+          {"error", as_json(plan.error)},
+          {"uniform_error", as_json(plan.uniform_error)},
+          {"kept", plan.kept}};
+}
+
+PlanSummary summary_from_json(const Fields& fields) {
+  return {.step = fields.get<std::int64_t>("step"),
+          .sites = fields.get<std::int64_t>("sites"),
+          .held_bytes = fields.get<std::int64_t>("held_bytes"),
+          .mean_bits = as_number(fields["mean_bits"], kState),
+          .error = as_number(fields["error"], kState),
+          .uniform_error = as_number(fields["uniform_error"], kState),
+          .kept = fields.get<std::vector<std::string>>("kept")};
+}
+
+Json turns_as_json(const ProbeTurns& turns) {
+  return {{"last", turns.last},
+          {"again", turns.again || turns.watches || turns.waits},
+          {"replays", turns.replays},
+          {"whole", turns.whole}};
+}
+
+Json guard_as_json(const Guard& guard) {
+  const SketchState sketch = guard.state();
+  Json values = Json::array();
+  for (const double value : sketch.values) values.push_back(as_json(value));
+  return {{"counters", sketch.counters}, {"values", values}};
+}
+
+SketchState sketch_from_json(const Fields& fields) {
+  SketchState sketch{fields.get<std::vector<std::int64_t>>("counters"), {}};
+  for (const Json& value : fields["values"]) sketch.values.push_back(as_number(value, kState));
+  return sketch;
+}
+
+// Everything that a state says, read before anything is changed.
+struct ReadState {
+  std::vector<SiteRecord> records;
+  std::int64_t steps = 0;
+  std::uint64_t seed = 0;
+  std::optional<int> bits;
+  StepReference reference;
+  std::optional<PlanSummary> plan;
+  std::optional<double> gradient_energy;
+  bool outgrown = false, wants_scores = false;
+  std::optional<SketchState> sketch;
+  std::optional<ProbeTurns> turns;  // what of them is written
+};
+
+ReadState read(const Json& json, const Policy& policy) {
+  const Fields fields{json, kState};
+  ReadState read;
+  read.records = records_from_json(fields["sites"], policy);
+  read.steps = fields.get<std::int64_t>("steps");
+  read.seed = fields.get<std::uint64_t>("seed");
+  if (!fields["bits"].is_null()) read.bits = fields.get<int>("bits");
+  read.reference = {fields.get<std::int64_t>("saved_bytes"),
+                    fields.get<std::int64_t>("fixed_bytes"),
+                    fields.get<std::int64_t>("unique_bytes")};
+  if (!fields["plan"].is_null()) read.plan = summary_from_json(fields.within("plan"));
+  if (!fields["gradient_energy"].is_null())
+    read.gradient_energy = as_number(fields["gradient_energy"], kState);
+  read.outgrown = fields.get<bool>("outgrown");
+  read.wants_scores = fields.get<bool>("wants_scores");
+  if (!fields["guard"].is_null()) read.sketch = sketch_from_json(fields.within("guard"));
+  if (fields["probe"].is_null()) return read;
+  const Fields probe = fields.within("probe");
+  read.turns.emplace();
+  read.turns->last = probe.get<std::int64_t>("last");
+  read.turns->again = probe.get<bool>("again");
+  read.turns->replays = probe.get<bool>("replays");
+  read.turns->whole = probe.get<bool>("whole");
+  return read;
+}
+
+}  // namespace
+
+std::string state_as_json(State& state) {
+  settle_scores(state);  // what a step took for it is not written
+  const Planning& planning = state.planning;
+  Json json;
+  json["steps"] = state.blocks.steps;
+  json["seed"] = state.options.seed;
+  json["bits"] = state.options.bits ? Json(*state.options.bits) : Json();
+  json["saved_bytes"] = planning.reference.saved_bytes;
+  json["fixed_bytes"] = planning.reference.fixed_bytes;
+  json["unique_bytes"] = planning.reference.unique_bytes;
+  json["plan"] = planning.plan ? summary_as_json(*planning.plan) : Json();
+  json["gradient_energy"] = planning.gradient_energy ? as_json(*planning.gradient_energy) : Json();
+  json["outgrown"] = planning.outgrown;
+  json["wants_scores"] = planning.scores == Planning::Scores::kWanted;
+  json["guard"] = state.guarding.guard ? guard_as_json(*state.guarding.guard) : Json();
+  json["probe"] = planning.target ? turns_as_json(state.turns) : Json();
+  json["sites"] = records_as_json(state.sites->records(), state.policy);
+  return json.dump();
+}
+
+void take_state(State& state, std::string_view json) {
+  const ReadState read = torch_layer::read(parse_object(json, kState), state.policy);
+  state.sites->check(read.records);
+  std::unique_ptr<Guard> guard = guard_for(state, read.seed);
+  if (read.sketch && guard) guard->load(*read.sketch);
+  state.sites->take(read.records);
+  state.guarding.guard = std::move(guard);
+  state.blocks.steps = read.steps;
+  state.options.seed = read.seed;
+  state.options.bits = read.bits;
+  state.planning.reference = read.reference;
+  state.planning.plan = read.plan;
+  state.planning.gradient_energy = read.gradient_energy;
+  state.planning.outgrown = read.outgrown;
+  using Scores = Planning::Scores;
+  state.planning.scores = read.wants_scores ? Scores::kWanted : Scores::kKnown;
+  forget_turn(state);
+  if (!read.turns) return;
+  state.turns.last = read.turns->last;
+  state.turns.again = read.turns->again;
+  state.turns.replays &= read.turns->replays;
+  state.turns.whole = read.turns->whole;
+}
+
+std::string plan_as_json(const State& state) {
+  Json sites = Json::object();
+  for (const SiteRecord& record : state.sites->records_by_name()) {
+    if (!record.choice || !record.root.empty()) continue;
+    Json site = choice_as_json(*record.choice, state.policy);
+    site["elements"] = record.reference.elements;
+    site["estimate"] = name_of(record.sensitivity.estimate);
+    site["error"] = as_json(error_at(record.sensitivity, record.choice->bits));
+    sites[record.name] = std::move(site);
+  }
+  // Of sites that are not listed.
+  const Json bits = state.options.bits ? Json(*state.options.bits) : Json();
+  return Json{{"bits", bits}, {"sites", sites}}.dump(2);
+}
+
+void take_plan(State& state, std::string_view json) {
+  const Json plan = parse_object(json, "plan");
+  const auto given = [&](const char* name) { return plan.contains(name) ? plan[name] : Json(); };
+  TORCH_CHECK_VALUE(given("sites").is_object() && given("bits").is_number_integer(),
+                    "plan must hold 'bits', an int, and 'sites', by name");
+  std::vector<std::pair<std::string, Choice>> choices;
+  for (const auto& [name, site] : plan["sites"].items())
+    choices.emplace_back(name, choice_from_json(name, site, state.policy));
+  const int bits = plan["bits"].get<int>();
+  TORCH_CHECK_VALUE(is_width(bits), "plan: bits must be one of ", list_of_widths(), ", got ", bits);
+  state.sites->take_choices(std::move(choices));
+  state.options.bits = bits;
+  state.options.adaptive = true;
+  state.planning.target.reset();
+}
+
+std::string records_text(const std::vector<SiteRecord>& records, const Policy& policy) {
+  return records_as_json(records, policy).dump();
+}
+
+std::vector<SiteRecord> records_of_text(std::string_view json, const Policy& policy) {
+  const Json parsed = Json::parse(json, nullptr, false);
+  TORCH_CHECK_VALUE(parsed.is_array(), "combine must return the sites that it was given");
+  return records_from_json(parsed, policy);
+}
+
+}  // namespace backfold::torch_layer

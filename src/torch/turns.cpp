@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "torch/turns.h"
+
+#include <c10/core/InferenceMode.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "torch/state.h"
+
+namespace backfold::torch_layer {
+namespace {
+
+// Places that the plan does not know ask for a probe, but not at every step: a model that differs
+// from step to step would be measured all the time.
+constexpr std::int64_t kStepsBetween = 10;
+// Steps after which a backward that has not come will not come: gradients may be accumulated over
+// several blocks before the first of them is run backward.
+constexpr std::int64_t kPatience = 64;
+// A look waits for the GPU; a warning is not repeated at each.
+constexpr std::int64_t kStepsBetweenLooks = 100;
+constexpr std::int64_t kStepsBetweenWarnings = 1000;
+
+void look_at_noise(State& state) {
+  const std::optional<Noise> noise = noise_of(state);
+  if (!noise) return;
+  ProbeTurns& turns = state.turns;
+  if (turns.on_noise) turns.on_noise(noise->ratio);
+  const std::int64_t step = state.blocks.steps;
+  if (noise->sites.empty() || (turns.warned && step - *turns.warned < kStepsBetweenWarnings))
+    return;
+  turns.warned = step;
+  std::string sites;
+  for (const std::string& site : noise->sites) sites += (sites.empty() ? "" : ", ") + site;
+  char percent[32], needed[64] = "no width would be enough";
+  std::snprintf(percent, sizeof percent, "%.1f", 100 * noise->ratio);
+  if (noise->needed)
+    std::snprintf(needed, sizeof needed, "%s=%.4g would be enough",
+                  name_of(state.planning.target->kind), *noise->needed);
+  TORCH_WARN("backfold: folding adds ", percent,
+             "% of the gradient's own variance, more than the 10% that training does not notice; "
+             "most of it at ",
+             sites, "; ", needed);
+}
+
+bool has_arrived(const State& state, std::optional<bool> arrived) {
+  if (arrived) return *arrived;
+  return !state.probing.waiting || state.probing.waiting->backward_began();
+}
+
+}  // namespace
+
+ProbeSchedule make_schedule(std::vector<std::int64_t> steps, std::optional<std::int64_t> every) {
+  for (const std::int64_t step : steps)
+    TORCH_CHECK_VALUE(step >= 1, "probe_steps must be 1 or more, the first step's number, got ",
+                      step);
+  TORCH_CHECK_VALUE(!every || *every >= 1, "probe_every must be 1 or more, or None for never, got ",
+                    *every);
+  std::sort(steps.begin(), steps.end());
+  return {std::move(steps), every};
+}
+
+bool ProbeSchedule::includes(std::int64_t step) const {
+  const std::int64_t last = steps.empty() ? 0 : steps.back();
+  if (step <= last || !every) return std::binary_search(steps.begin(), steps.end(), step);
+  return (step - last) % *every == 0;
+}
+
+bool probe_is_due(const State& state, std::int64_t step) {
+  if (!state.planning.target) return false;
+  if (state.turns.again || state.turns.schedule.includes(step)) return true;
+  const bool unknown = state.planning.plan && has_unknown_sites(*state.sites, state.blocks.steps);
+  return unknown && step - state.turns.last >= kStepsBetween;
+}
+
+bool should_measure(const State& state, std::optional<bool> arrived) {
+  const bool patient = state.blocks.steps - state.turns.last < kPatience;
+  // No step is under inference mode: nothing is saved there, and nothing can be run again.
+  return state.turns.waits && !c10::InferenceMode::is_enabled() &&
+         (!patient || has_arrived(state, arrived));
+}
+
+void look_if_due(State& state) {
+  if (state.planning.target && state.planning.plan &&
+      state.blocks.steps % kStepsBetweenLooks == 0 && !c10::InferenceMode::is_enabled())
+    look_at_noise(state);
+}
+
+bool begin_turn(State& state, bool model_runs_again) {
+  ProbeTurns& turns = state.turns;
+  if (turns.waits || c10::InferenceMode::is_enabled()) return false;
+  if (!probe_is_due(state, state.blocks.steps + 1)) return false;
+  turns.last = state.blocks.steps + 1;
+  turns.again = false;
+  turns.watches = true;
+  auto probe = std::make_shared<Probe>(state.options.seed, 0, least_width(state));
+  probe->begin(Probe::Pass::kUsersOwn);
+  if (model_runs_again) probe->outside().expect_model();
+  state.probing.running = std::move(probe);
+  state.probing.inside_model = false;
+  return true;
+}
+
+void cancel_turn(State& state) {
+  state.probing.inside_model = false;
+  if (!std::exchange(state.turns.watches, false)) return;
+  state.turns.again = true;
+  state.probing.running.reset();
+}
+
+void end_block(State& state) {
+  state.probing.inside_model = false;
+  if (state.probing.running && !state.probing.owns_blocks())
+    state.probing.waiting = std::exchange(state.probing.running, nullptr);
+  ProbeTurns& turns = state.turns;
+  turns.waits |= turns.watches && turns.last == state.blocks.steps;
+  turns.watches = false;
+}
+
+void forget_turn(State& state) {
+  state.turns.watches = state.turns.waits = false;
+  state.probing.waiting.reset();
+}
+
+bool settle_turn(State& state, std::optional<bool> arrived) {
+  ProbeTurns& turns = state.turns;
+  if (turns.watches || (turns.waits && !has_arrived(state, arrived))) {
+    forget_turn(state);
+    turns.again = true;
+  }
+  return turns.waits;
+}
+
+void finish_turn(State& state, int measured, double rest, const std::vector<at::Tensor>& moved,
+                 std::optional<double> energy) {
+  state.turns.waits = false;
+  const auto probe = std::exchange(state.probing.waiting, nullptr);
+  if (probe && probe->backward_began())
+    measured += probe->finish_own(rest, moved, state.probing.epsilon);
+  if (energy) state.planning.gradient_energy = energy;
+  if (measured > 0) replan(state);
+}
+
+}  // namespace backfold::torch_layer
