@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 #
-# What `cmake --install` and the Python wheel hold: headers, library, and a package for find_package.
+# What `cmake --install` and the Python wheel hold: headers, libraries, and a package for find_package.
 
 include(CMakePackageConfigHelpers)
 include(GNUInstallDirs)
@@ -10,16 +10,30 @@ if(SKBUILD)
 endif()
 set(BACKFOLD_CMAKE_DIR ${CMAKE_INSTALL_LIBDIR}/cmake/backfold)
 
-set_target_properties(backfold_core PROPERTIES EXPORT_NAME core)
-add_library(backfold::core ALIAS backfold_core)
+# backfold::NAME here, and with `targets`.cmake in the tree that is installed.
+function(backfold_install name targets)
+  set_target_properties(backfold_${name} PROPERTIES EXPORT_NAME ${name})
+  add_library(backfold::${name} ALIAS backfold_${name})
+  install(TARGETS backfold_${name} EXPORT ${targets}
+    ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR}
+    LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}
+    INCLUDES DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
+  install(EXPORT ${targets} NAMESPACE backfold:: DESTINATION ${BACKFOLD_CMAKE_DIR})
+endfunction()
 
-install(TARGETS backfold_core EXPORT backfold
-  ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR}
-  LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}
-  INCLUDES DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
+backfold_install(core backfoldTargets)
+if(BACKFOLD_TORCH)
+  backfold_install(torch backfoldTorchTargets)
+  install(FILES cmake/libtorch.cmake DESTINATION ${BACKFOLD_CMAKE_DIR} RENAME backfoldLibTorch.cmake)
+  # torch's libraries are found by whoever loads this one.
+  set_target_properties(backfold_torch PROPERTIES INSTALL_RPATH "" INSTALL_RPATH_USE_LINK_PATH OFF)
+
+  set_target_properties(_C PROPERTIES
+    INSTALL_RPATH "$ORIGIN/${CMAKE_INSTALL_LIBDIR}" INSTALL_RPATH_USE_LINK_PATH OFF)
+  install(TARGETS _C LIBRARY DESTINATION .)
+  install(FILES ${CMAKE_CURRENT_BINARY_DIR}/_build_info.py DESTINATION .)
+endif()
 install(DIRECTORY include/backfold DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
-install(EXPORT backfold NAMESPACE backfold:: DESTINATION ${BACKFOLD_CMAKE_DIR}
-  FILE backfoldTargets.cmake)
 
 configure_package_config_file(cmake/backfoldConfig.cmake.in
   ${CMAKE_CURRENT_BINARY_DIR}/backfoldConfig.cmake INSTALL_DESTINATION ${BACKFOLD_CMAKE_DIR})

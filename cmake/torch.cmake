@@ -19,7 +19,7 @@ execute_process(
 if(failed)
   message(FATAL_ERROR "BACKFOLD_TORCH=ON, but ${Python_EXECUTABLE} cannot import torch:\n${reason}")
 endif()
-list(GET found 0 torch_folder)
+list(GET found 0 BACKFOLD_TORCH_FOLDER)
 list(GET found 1 BACKFOLD_TORCH_VERSION)
 string(REGEX MATCH "^[0-9]+\\.[0-9]+" BACKFOLD_TORCH_RELEASE ${BACKFOLD_TORCH_VERSION})
 
@@ -109,32 +109,21 @@ add_library(backfold_torch SHARED
   src/torch/store/store.cpp
   src/torch/store/treatment.cpp
   src/torch/store/width.cpp)
-target_include_directories(backfold_torch PUBLIC src)
-target_include_directories(backfold_torch SYSTEM
-  PUBLIC ${torch_folder}/include ${torch_folder}/include/torch/csrc/api/include)
+target_include_directories(backfold_torch PUBLIC
+  $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/src> $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include>)
+target_compile_features(backfold_torch PUBLIC cxx_std_20)
 target_compile_options(backfold_torch PRIVATE -Wall -Wextra)
 # Most of a file's compile time is torch's headers. Sources include what they use all the same.
 # (Without a symbol of its own the library's compilation is like that of its tests, which share them.)
 set_target_properties(backfold_torch PROPERTIES DEFINE_SYMBOL "")
 target_precompile_headers(backfold_torch PRIVATE
   <ATen/Functions.h> <ATen/TensorOperators.h> <torch/csrc/autograd/function.h>)
-# When Python has imported torch these are loaded already, and the linker finds them by name.
+# When Python has imported torch its libraries are loaded already, and the linker finds them by name.
+include(cmake/libtorch.cmake)
+backfold_add_libtorch(${BACKFOLD_TORCH_FOLDER})
 target_link_libraries(backfold_torch
-  PUBLIC ${torch_folder}/lib/libtorch_cpu.so ${torch_folder}/lib/libc10.so
+  PUBLIC backfold::libtorch
   PRIVATE backfold_core nlohmann_json::nlohmann_json)
-target_include_directories(backfold_torch PUBLIC include)
-
-# What a program without Python links beside backfold_torch.
-set(BACKFOLD_TORCH_LIBRARIES
-  ${torch_folder}/lib/libtorch.so ${torch_folder}/lib/libtorch_cpu.so ${torch_folder}/lib/libc10.so)
-
-# Seen with g++ 13 on Ubuntu 24.04: the link took members of libstdc++.a, a second copy beside the one that
-# torch uses, and the first number written to a stream crashed. Named here, the shared one is taken.
-execute_process(COMMAND ${CMAKE_CXX_COMPILER} -print-file-name=libstdc++.so.6
-  OUTPUT_VARIABLE shared_libstdcxx OUTPUT_STRIP_TRAILING_WHITESPACE)
-if(IS_ABSOLUTE "${shared_libstdcxx}")
-  target_link_libraries(backfold_torch PUBLIC ${shared_libstdcxx})
-endif()
 
 # torch has loaded a CUDA runtime of its own, for everyone to see: without this, half of the one in
 # backfold_core would be taken from there.
@@ -149,11 +138,6 @@ Python_add_library(_C MODULE WITH_SOABI
 target_compile_options(_C PRIVATE -Wall -Wextra)
 target_precompile_headers(_C PRIVATE <torch/csrc/utils/pybind.h>)
 target_compile_definitions(_C PRIVATE TORCH_EXTENSION_NAME=_C)
-target_link_libraries(_C PRIVATE backfold_torch ${torch_folder}/lib/libtorch_python.so)
-set_target_properties(_C PROPERTIES INSTALL_RPATH "$ORIGIN/lib" INSTALL_RPATH_USE_LINK_PATH OFF)
-set_target_properties(backfold_torch PROPERTIES INSTALL_RPATH "" INSTALL_RPATH_USE_LINK_PATH OFF)
+target_link_libraries(_C PRIVATE backfold_torch ${BACKFOLD_TORCH_FOLDER}/lib/libtorch_python.so)
 
 configure_file(cmake/build_info.py.in ${CMAKE_CURRENT_BINARY_DIR}/_build_info.py @ONLY)
-install(TARGETS _C LIBRARY DESTINATION .)
-install(TARGETS backfold_torch LIBRARY DESTINATION lib)
-install(FILES ${CMAKE_CURRENT_BINARY_DIR}/_build_info.py DESTINATION .)

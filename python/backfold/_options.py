@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a user says about memory and probes: Python's types, checked; values are the core's business."""
+"""What a user says about memory and probes: types are checked here, values by the core."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The same training from C++ and from Python: the same packets, and each takes up the other's checkpoint."""
+"""The same training from C++ and from Python: the same packets, and one checkpoint for both."""
 
 import json
 import os
