@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Codecs on the CPU beside memcpy.
+// Codecs on the CPU, compared with memcpy.
 //
 //   core_bench [--elements=67108864] [Google Benchmark's own flags]
 //
 // A name reads codec/layout/bits/type/target/threads/direction. Each iteration runs the codec and
-// then a memcpy of the unpacked bytes on the same threads, so that both see the same machine;
-// `fraction` is the codec's bytes read plus written per second by the copy's.
+// then a memcpy of the unpacked bytes on the same threads, so that both run under the same
+// conditions. `fraction` is bytes read plus written per second, codec / copy.
 
 #include <benchmark/benchmark.h>
 
@@ -58,7 +58,7 @@ Memory allocate(std::size_t bytes) {
   return memory;
 }
 
-// Where all benchmarks work: the largest elements are those of int64.
+// Memory shared by all benchmarks, sized for int64, the largest element.
 struct Arena {
   Memory source = allocate(static_cast<std::size_t>(elements) * 4);
   Memory payload = allocate(static_cast<std::size_t>(elements) * 4);
@@ -108,7 +108,7 @@ void fill_floats(ElementType type, bool relu) {
   }
 }
 
-// Token numbers of a vocabulary of 30,522.
+// Token ids from a vocabulary of 30,522.
 void fill_integers(std::int64_t count) {
   arena().filled = "int64";
   for (std::int64_t i = 0; i < count; ++i)
@@ -142,7 +142,7 @@ void require(const Status& status) {
   std::exit(1);
 }
 
-// Times `work`, which moves source_bytes and packed_bytes, beside a copy of source_bytes.
+// Times `work`, which moves source_bytes and packed_bytes, against a copy of source_bytes.
 void measure(benchmark::State& state, int threads, std::size_t source_bytes,
              std::size_t packed_bytes, const std::function<void()>& work) {
   work();
@@ -182,8 +182,8 @@ std::int64_t count_of(const Format& format) {
     return format.outer * format.channels * format.inner;
 }
 
-// Adds name/target/threads/direction for every target and one and two threads. `prepare` fills the
-// source and packs it once.
+// Adds name/target/threads/direction for every target, with one and two threads. `prepare` fills
+// the source and packs it once.
 template <typename Format, typename Pack>
 void add_codec(const std::string& name, const Format& format, const std::function<void()>& prepare,
                const Pack& pack_with) {
@@ -231,7 +231,7 @@ void add_group(ElementType type, const std::string& layout_name, Layout layout, 
       });
 }
 
-// As many maps of 56 x 56 as there are elements for; `inner` channels lie together.
+// As many 56 x 56 maps as the elements allow; `inner` channels are adjacent in memory.
 void add_pool(ElementType type, int block, int bits, std::int64_t inner) {
   backfold::PoolFormat format;
   format.type = type;
@@ -250,7 +250,7 @@ void add_pool(ElementType type, int block, int bits, std::int64_t inner) {
       });
 }
 
-// One range for the tensor, or one for each of kColumns neighbours.
+// One range for the whole tensor, or one for each of kColumns channels.
 void add_ranged(ElementType type, const std::string& shape_name, std::int64_t channels, int bits) {
   const backfold::RangedFormat format = {type, bits, channels == 1 ? 1 : elements / channels,
                                          channels, channels == 1 ? elements : 1};

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Codecs on the GPU beside a device-to-device copy of the same run.
+// Codecs on the GPU, compared with a device-to-device copy in the same run.
 //
-//   cuda_bench [log2 of elements, default 28] [only rows that hold this text]
+//   cuda_bench [log2 of elements, default 28] [only rows that contain this text]
 //
-// Prints one row per codec: bytes read plus written over time, as a fraction of the copy's. Times
-// are medians of CUDA events. Rows of samples, which are read twice, count each byte of the source
-// once in that fraction, and show the time of a copy of the same tensor by that of packing as well;
-// there source, payload and result rotate over several places, so that none is in the cache.
+// Prints one row per codec: bytes read plus written per second, as a fraction of the copy's. Times
+// are medians measured with CUDA events. The sample rows, which read the source twice, count each
+// of its bytes once in that fraction and also show time of a copy / time of packing; there source,
+// payload and result rotate over several buffers, so that none is in the cache.
 
 #include <cuda_runtime.h>
 
@@ -140,7 +140,7 @@ struct Bench {
         });
   }
 
-  // As many maps of side x side as there are elements for; `inner` channels lie together.
+  // As many side x side maps as the elements allow; `inner` channels are adjacent in memory.
   void pool(ElementType type, int block, int bits, std::int64_t side, std::int64_t inner) const {
     backfold::PoolFormat format;
     format.type = type;
@@ -166,7 +166,7 @@ struct Bench {
         });
   }
 
-  // widen() moves the source alone; its row has it in both columns.
+  // widen() only reads the source; its row shows it in both columns.
   void ranged(ElementType type, const char* shape_name, std::int64_t channels, std::int64_t inner,
               int bits, float* ranges) const {
     const backfold::RangedFormat format = {type, bits, count / channels / inner, channels, inner};
@@ -297,7 +297,7 @@ int main(int arguments, char** argument) {
     for (const int bits : {1, 3, 5, 6, 8})
       bench.group(type, "flat", Layout::kFlat, bits, 128, false);
     bench.group(type, "flat", Layout::kFlat, 4, 256, false);
-    // Negative samples take the code of zero, which is what a ReLU would have made of them.
+    // Negative elements take the code of zero, as a ReLU would have made them.
     bench.group(type, "flat", Layout::kFlat, 4, 128, true);
     bench.group(type, "strided", Layout::kStrided, 4, 128, true);
     bench.samples(type, 128, 256 * 56 * 56);

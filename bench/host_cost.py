@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What one saved tensor costs the host in a steady step: hooks, bookkeeping, packing, unpacking.
+"""Host time per saved tensor in a steady step: hooks, bookkeeping, packing, unpacking.
 
     bench/run host
 
-A chain of tanh on tiny tensors saves one result each. `empty` is a pair of C functions that hand
-the tensor through: what torch asks for hooks. `passed` is Backfold with everything below min_bytes:
-bookkeeping alone. `folded` packs and unpacks 256 elements each, so it holds kernels that take next
+Each tanh in a chain on tiny tensors saves its result. `empty` is a pair of C functions that pass
+the tensor through: the cost of torch's hooks alone. `passed` is Backfold with everything below
+min_bytes: bookkeeping alone. `folded` packs and unpacks 256 elements each, so its kernels take next
 to no time. Best of many runs, one thread.
 """
 
@@ -43,10 +43,10 @@ def main() -> None:
             "folded": lambda folded=folded: folded,
         }
         times = dict.fromkeys(scopes, float("inf"))
-        for _ in range(RUNS):  # in turn, so that all see the same machine
+        for _ in range(RUNS):  # in turn, so that all run under the same conditions
             for name, scope in scopes.items():
                 times[name] = min(times[name], step(x, scope()))
-        print(f"{device}: microseconds a saved tensor, forward and backward")
+        print(f"{device}: microseconds per saved tensor, forward and backward")
         for name, seconds in times.items():
             each = seconds / LENGTH * 1e6
             over = (seconds - times["empty"]) / LENGTH * 1e6

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads the data sets that training runs and plans are measured on, from one folder.
+"""Reads the data sets for training runs and plans from one folder.
 
 cifar10-half.zip        JPEGs under train/<class>/ and test/<class>/
 cora.npz                a citation graph with its public split
@@ -18,7 +18,7 @@ from torch import Tensor
 
 
 class MissingData(Exception):
-    """Says which file is missing where, and what to do."""
+    """Names the missing file and its folder, and says what to do."""
 
 
 def find(folder: pathlib.Path, name: str) -> pathlib.Path:
@@ -37,7 +37,7 @@ class Images(typing.NamedTuple):
 
 
 def cifar10(folder: pathlib.Path, split: str, every: int = 1) -> Images:
-    """The images of a split, ordered by class; of `every` images one."""
+    """The images of a split, ordered by class; one in `every`."""
     from PIL import Image
 
     pixels, labels = [], []
@@ -53,14 +53,14 @@ def cifar10(folder: pathlib.Path, split: str, every: int = 1) -> Images:
 
 
 def normalised(pixels: Tensor) -> Tensor:
-    """As floats about zero; mean and deviation of CIFAR-10's pixels, roughly."""
+    """As floats around zero, by roughly the mean and deviation of CIFAR-10's pixels."""
     return (pixels.float() - 121.0) / 64.0
 
 
 class Graph(typing.NamedTuple):
     features: Tensor  # [nodes, features], each row sums to one
     labels: Tensor
-    edges: Tensor  # [2, edges] from and to, an edge from each node to itself among them
+    edges: Tensor  # [2, edges] from and to, including an edge from each node to itself
     train: Tensor  # nodes
     test: Tensor
 
@@ -90,8 +90,8 @@ def sst2(folder: pathlib.Path, split: str) -> Sentences:
 
 
 class Text(typing.NamedTuple):
-    codes: Tensor  # one number for each character
-    characters: int  # how many there are to tell apart
+    codes: Tensor  # one number per character
+    characters: int  # size of the alphabet
 
 
 def shakespeare(folder: pathlib.Path) -> Text:

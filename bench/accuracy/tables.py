@@ -3,7 +3,7 @@
 
 
 def table(head: list[str], rows: list[list[str]], markdown: bool) -> str:
-    """The first column leans left, the others right."""
+    """The first column is left-aligned, the others are right-aligned."""
     if markdown:
         lines = [head, ["---"] * len(head), *rows]
         return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is trained: two graph networks on Cora, a small ResNet on CIFAR-10, MiniLM on SST-2.
+"""The training tasks: two graph networks on Cora, a small ResNet on CIFAR-10, MiniLM on SST-2.
 
-A task holds its whole data set on the device. Batches follow from the seed alone, so all variants
+A task holds its whole data set on the device. Batches depend on the seed alone, so all variants
 of one seed start from the same weights, see the same batches and draw the same dropout masks.
 """
 
@@ -17,7 +17,7 @@ from torch.nn import functional
 
 
 class Size(typing.NamedTuple):
-    """Of a training, where it differs from the task's own. The last three are for cifar."""
+    """Size of a training run where it differs from the task's own. The last three are for cifar."""
 
     steps: int | None = None
     epochs: int | None = None
@@ -33,7 +33,7 @@ class Training(typing.NamedTuple):
 
 class Task(typing.Protocol):
     title: str
-    seeds: int  # how many, unless told otherwise
+    seeds: int  # how many, by default
     steps: int  # of one training
     min_bytes: int  # of a tensor that is folded
 
@@ -100,7 +100,7 @@ class CifarTask:
         count = min(size.images or len(train.labels), len(train.labels))
         if count < self.BATCH:
             raise ValueError(f"--images must be at least {self.BATCH}, a batch, got {count}")
-        chosen = torch.arange(count) * len(train.labels) // count  # of every class alike
+        chosen = torch.arange(count) * len(train.labels) // count  # evenly over the classes
         self.pixels, self.labels = train.pixels[chosen].to(device), train.labels[chosen].to(device)
         self.test = normalised(test.pixels.to(device)), test.labels.to(device)
         self.width = size.width or self.WIDTH
@@ -123,7 +123,7 @@ class CifarTask:
         generator = torch.Generator().manual_seed(seed)
         order = torch.empty(0, dtype=torch.long)
         for _ in range(self.steps):
-            if len(order) < self.BATCH:  # what is left of an epoch is dropped
+            if len(order) < self.BATCH:  # the rest of an epoch is dropped
                 order = torch.randperm(len(self.labels), generator=generator)
             chosen, order = order[: self.BATCH].to(self.device), order[self.BATCH :]
             yield normalised(self.moved(self.pixels[chosen], generator)), self.labels[chosen]
@@ -155,7 +155,7 @@ class CifarTask:
 
 class Tokens(typing.NamedTuple):
     ids: Tensor  # [sentences, longest], on the device
-    lengths: Tensor  # on the host, so that cutting a batch waits for nothing
+    lengths: Tensor  # on the host, so that cutting a batch does not wait for the device
     labels: Tensor
 
 
@@ -191,7 +191,7 @@ class Sst2Task:
         return Training(model, optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, rate))
 
     def batches(self, seed: int) -> Iterator[Tensor]:
-        """Numbers of sentences."""
+        """Indices of sentences."""
         generator = torch.Generator().manual_seed(seed)
         order = torch.empty(0, dtype=torch.long)
         for _ in range(self.steps):
@@ -213,7 +213,7 @@ class Sst2Task:
 
     def accuracy(self, model: nn.Module) -> float:
         right = 0
-        for chosen in self.dev.lengths.argsort().split(256):  # of like length: little padding
+        for chosen in self.dev.lengths.argsort().split(256):  # similar lengths, little padding
             found = self.logits(model, self.dev, chosen).argmax(dim=1)
             right += (found == self.dev.labels[chosen.to(self.device)]).sum().item()
         return right / len(self.dev.lengths)

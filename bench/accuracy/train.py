@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Trains from start to end, plain and folded, and compares the accuracy.
+"""Trains to the end, plain and folded, and compares the accuracy.
 
     bench/accuracy/train.py cora --data DIR
     bench/accuracy/train.py cifar --data DIR --device cuda --jobs 8 --json cifar.json
@@ -9,8 +9,8 @@
     bench/accuracy/train.py gcn --data DIR --variants plain project-8+2
     bench/accuracy/train.py cifar --data DIR --epochs 3 --width 8 --images 5000
 
-Seeds are 0, 1, 2, ...: of the weights, the batches, dropout and the rounding. Runs that a file of
---resume holds are shown and not run again.
+Seeds are 0, 1, 2, ... and determine weights, batches, dropout and rounding. Runs found in a file
+given to --resume are shown, not repeated.
 """
 
 import argparse
@@ -44,10 +44,10 @@ except ImportError as error:
 class Run:
     variant: str
     seed: int
-    accuracy: float  # in percent, on what no step has seen
-    loss: float  # of the last tenth of the steps, on average
+    accuracy: float  # in percent, on held-out data
+    loss: float  # mean over the last tenth of the steps
     seconds: float  # of the training
-    kept: float  # bytes held by those that autograd alone would hold, in the last step
+    kept: float  # bytes held / bytes that autograd alone would hold, in the last step
 
 
 def allow_tf32() -> None:
@@ -83,7 +83,7 @@ def train(task: Task, name: str, seed: int) -> Run:
 
 
 class Trainer:
-    """In a process of its own, whose data set serves all of its runs."""
+    """Runs in its own process, whose data set serves all of its runs."""
 
     task: Task
 
@@ -99,7 +99,7 @@ class Trainer:
 
 
 def trained(work: list[tuple[str, int]], load: Callable[[], Task], jobs: int) -> Iterator[Run]:
-    """All of it, `jobs` at a time, in the order in which they end."""
+    """All runs, `jobs` at a time, in the order in which they finish."""
     threads = max(1, (os.cpu_count() or 1) // jobs)
     spawn = multiprocessing.get_context("spawn")
     with concurrent.futures.ProcessPoolExecutor(
@@ -116,9 +116,9 @@ def mean_and_spread(values: list[float]) -> str:
 
 
 def summary(runs: list[Run], markdown: bool) -> str:
-    """One line for each variant; differences from plain are taken seed by seed."""
+    """One line per variant; differences from plain are taken seed by seed."""
     plain = {run.seed: run.accuracy for run in runs if run.variant == "plain"}
-    head = ["variant", "seeds", "accuracy, %", "from plain", "loss", "held by saved", "s a run"]
+    head = ["variant", "seeds", "accuracy, %", "from plain", "loss", "held / saved", "s / run"]
     rows = []
     for name in dict.fromkeys(run.variant for run in runs):
         found = [run for run in runs if run.variant == name]
@@ -134,7 +134,7 @@ def summary(runs: list[Run], markdown: bool) -> str:
 
 
 def earlier_runs(paths: list[pathlib.Path], title: str) -> list[Run]:
-    """Of all files, each variant and seed once."""
+    """The runs in all files, each variant and seed once."""
     runs: dict[tuple[str, int], Run] = {}
     for path in paths:
         content = json.loads(path.read_text())
@@ -157,15 +157,15 @@ def parsed() -> argparse.Namespace:
     )
     data = os.environ.get("BACKFOLD_DATA")
     parser.add_argument("task", choices=NAMES)
-    parser.add_argument("--data", default=data, help="folder of data sets; else $BACKFOLD_DATA")
+    parser.add_argument("--data", default=data, help="folder of data sets; default: $BACKFOLD_DATA")
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
-    parser.add_argument("--model", type=pathlib.Path, help="folder of MiniLM; else the wheel's")
+    parser.add_argument("--model", type=pathlib.Path, help="folder of MiniLM; default: the wheel's")
     parser.add_argument("--seeds", type=int, metavar="N", help="5 for cora, 3 for the others")
     parser.add_argument("--variants", nargs="+", type=variants.variant, default=variants.DEFAULT)
-    parser.add_argument("--steps", type=int, help="fewer than the whole training, for a try")
-    parser.add_argument("--epochs", type=int, help="of cifar; 10 unless told")
-    parser.add_argument("--width", type=int, help="channels of cifar's first stage; 32 unless told")
-    parser.add_argument("--images", type=int, help="of cifar to train on; all unless told")
+    parser.add_argument("--steps", type=int, help="fewer than a complete training, for a quick try")
+    parser.add_argument("--epochs", type=int, help="of cifar; default: 10")
+    parser.add_argument("--width", type=int, help="channels of cifar's first stage; default: 32")
+    parser.add_argument("--images", type=int, help="of cifar to train on; default: all")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="runs at a time")
     parser.add_argument("--resume", nargs="+", type=pathlib.Path, default=[], metavar="FILE")
     parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="also write all runs")
@@ -211,7 +211,7 @@ def main() -> int:
             f"{run.variant}, seed {run.seed}: {run.accuracy:.2f}%, {run.seconds:.1f} s",
             file=sys.stderr,
         )
-        if arguments.json:  # after each, so that what is cut short can be resumed
+        if arguments.json:  # after each run, so that an interrupted one can be resumed
             write(arguments.json, content, runs)
     runs.sort(key=lambda run: run.seed)
     print("", summary(runs, arguments.markdown), sep="\n")

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Variants of a training by name: what of the saved tensors is kept, and how.
+"""Variants of a training run, by name: which saved tensors are folded, and how.
 
 plain          nothing is folded
 fixed-N        one width of N bits everywhere
-adaptive-N     N bits on average, by a plan that is made on the way; N need not be whole
+adaptive-N     N bits on average, by a plan made during training; N need not be whole
 pool-N         averages of N x N positions for convolutions, everything else exact
-pool-N+B       the same, with what is left in B bits
-project-R+B    inputs of linear layers projected to an Rth, in B bits, everything else exact
+pool-N+B       the same, with a residual of B bits
+project-R+B    inputs of linear layers projected to 1/R of their width, in B bits, the rest exact
 a level        of backfold.Controller: actnn-L1 to actnn-L3, pooled, division, mesa, exact-project
 """
 
@@ -30,7 +30,7 @@ DEFAULT = ["plain", "fixed-4", "fixed-2", "adaptive-4", "adaptive-2", "adaptive-
 
 
 def options(name: str) -> dict:
-    """The arguments of a Controller that a variant stands for; plain has none."""
+    """The Controller arguments that a variant stands for; plain has none."""
     if name in LEVELS:
         return {"level": name}
     for kind, form in FORMS.items():
@@ -56,7 +56,7 @@ def options(name: str) -> dict:
 
 
 def variant(text: str) -> str:
-    """Checks what --variants got."""
+    """Checks a value of --variants."""
     try:
         options(text)
     except ValueError as error:
@@ -67,7 +67,7 @@ def variant(text: str) -> str:
 def scope(
     name: str, model: torch.nn.Module, min_bytes: int, seed: int
 ) -> contextlib.AbstractContextManager:
-    """What the forward of a variant runs in."""
+    """The context in which a variant's forward runs."""
     if name == "plain":
         return contextlib.nullcontext()
     return backfold.Controller(model, min_bytes=min_bytes, seed=seed, **options(name))

@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What a random projection costs beside the matrix multiply that it needs.
+"""Cost of a random projection relative to the matrix multiply that it needs.
 
     bench/codecs/projection.py                a GPU
     bench/codecs/projection.py --device cpu   small tensors on a CPU
 
-Packing is x P and the group quantizer on the result, unpacking the way back; each is compared with
-the same product on a matrix that is already there.
+Packing is x P followed by the group quantizer, unpacking the reverse; each is compared with the
+same product on a matrix that already exists.
 
-On a GPU a round queues 20 calls between two events, as a training step does, so that the host only
-counts where the GPU has to wait for it: a 20th of the median of 7 rounds, after one to warm up.
-Beside it stands the host's own time until a call is queued. On a CPU: medians of 20 calls.
+On a GPU a round queues 20 calls between two events, as a training step does, so that host time only
+counts where the GPU has to wait for it: a 20th of the median of 7 rounds, after one warm-up round.
+The host's own time to queue a call is printed beside it. On a CPU: medians of 20 calls.
 """
 
 import argparse
@@ -28,7 +28,7 @@ REPEATS, ROUNDS = 20, 7
 
 
 def queued(work: Callable[[], object]) -> tuple[float, float]:
-    """Seconds of one call on the GPU, and on the host."""
+    """Seconds per call on the GPU and on the host."""
     device, host = [], []
     for _ in range(1 + ROUNDS):
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -80,7 +80,7 @@ def main() -> None:
     parser.add_argument("--device", type=torch.device, default="cuda")
     device = parser.parse_args().device
     if device.type == "cuda" and not torch.cuda.is_available():
-        sys.exit("bench/codecs/projection.py: there is no GPU; --device cpu runs on the CPU")
+        sys.exit("bench/codecs/projection.py: torch sees no GPU here; --device cpu runs on the CPU")
     sizes = [(1 << 20, 256), (1 << 17, 1024), (1 << 16, 4096)]
     if device.type == "cpu":
         sizes = [(1 << 13, 256), (1 << 11, 1024)]

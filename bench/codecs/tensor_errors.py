@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What each codec of backfold.codecs keeps of a tensor, loses of it, and whether that has a bias.
+"""Size, error and bias of each codec of backfold.codecs.
 
-The error of a tensor is the norm of decoded - source by that of the source, in one draw. The mean
-error over n draws of an unbiased codec has 1/n of the energy of one draw, so
+The error of a tensor is norm(decoded - source) / norm(source), in one draw. The mean error over n
+draws of an unbiased codec has 1/n of the energy of one draw, so
 
     bias = sqrt(n) * norm(mean error) / root mean square of norm(error)
 
 is 1 for an unbiased codec and sqrt(n), here 5.7, for one that errs the same way each time. It is
-measured on the first samples of a tensor, about 2^17 elements of them.
-FewBit is judged by the derivative at the decoded input, which is all that its reader takes from it.
+measured on the first samples of a tensor, about 2^17 elements.
+FewBit is judged by the derivative at the decoded input, which is all that its reader uses.
 """
 
 import math
@@ -47,7 +47,7 @@ class Saved(typing.NamedTuple):
 
 
 class Savers(TorchFunctionMode):
-    """Knows which activation runs, if any."""
+    """Tracks which activation is running, if any."""
 
     op = ""
 
@@ -70,7 +70,7 @@ class Loss(typing.NamedTuple):
 
 
 def read_as(codec: codecs.Codec, saved: Saved, value: Tensor) -> Tensor:
-    """What backward takes from a decoded tensor, as far as the codec promises it."""
+    """What backward reads of a decoded tensor, as far as the codec promises it."""
     if not isinstance(codec, codecs.FewBit):
         return value
     with torch.enable_grad():
@@ -119,7 +119,7 @@ HEAD = ["codec", "stored bits", "error", "bias", "stated", "tensors", "skipped"]
 
 
 def rows(saved: Iterable[Saved], tensors: int) -> Iterator[list[str]]:
-    """A line for each codec: means over the tensors that it fits, weighted by elements."""
+    """A line per codec: means over the tensors it fits, weighted by elements."""
     losses: dict[codecs.Codec, list[Loss]] = {codec: [] for codec in CODECS}
     for stream, one in enumerate(saved):
         for codec, found in losses.items():

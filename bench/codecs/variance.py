@@ -1,17 +1,17 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What widths for tensors and for samples do to the variance of a gradient, at 2 bits on average.
+"""Effect of widths per tensor and per sample on gradient variance, at 2 bits on average.
 
     bench/run variance --data DIR                three seeds, CPU
     bench/run variance --data DIR --device cuda  on a GPU
 
 A ResNet-18 of 16 channels is trained for 30 steps on CIFAR-10; then one batch of 32 images is
-folded in four ways: one width (Quantize(2)), a plan with a width for each tensor (bits=2), a plan
-with a width for each sample of each tensor (level="actnn-L3"), and the same with samples ranked by
-their last gradients, too (sample_ids). The variance is the squared distance
-of a folded gradient from the plain one, mean over draws of the rounding, by the energy of the plain
-gradient. In a mixed batch the pixels of each image are multiplied by 1, 1/4 or 1/16, so samples
-differ in range; the model is trained on what it is measured on.
+folded in four ways: one width (Quantize(2)), a plan with a width per tensor (bits=2), a plan with a
+width per sample of each tensor (level="actnn-L3"), and the same with samples also ranked by their
+last gradients (sample_ids). The variance is the squared distance of a folded gradient from the
+plain one, averaged over draws of the rounding, / the energy of the plain gradient. In a mixed batch
+the pixels of each image are multiplied by 1, 1/4 or 1/16, so samples differ in range; training uses
+the same kind of batch.
 """
 
 import argparse
@@ -48,9 +48,9 @@ BATCH, WIDTH = 32, 16
 DIMMED = (1.0, 0.25, 0.0625)
 BATCHES = ("plain", "mixed")
 PROBE_STEPS = (2, 4)
-SETTLED = 6  # steps after which a plan exists and nothing is learned any more
+SETTLED = 6  # steps after which a plan exists and nothing more is learned
 ONE_WIDTH, TENSORS, SAMPLES = "one width", "a width per tensor", "a width per sample"
-NAMED_SAMPLES = "the same, by gradients too"
+NAMED_SAMPLES = "the same, ranked by gradients too"
 WAYS: dict[str, dict] = {
     ONE_WIDTH: {"bits": BITS, "adaptive": False, "codec": codecs.Quantize(BITS)},
     TENSORS: {"bits": BITS, "probe_steps": PROBE_STEPS, "probe_every": None},
@@ -65,19 +65,19 @@ class Row(typing.NamedTuple):
     batch: str
     way: str
     seed: int
-    variance: float  # by the energy of the plain gradient
-    uncertainty: float  # standard error, relative
+    variance: float  # relative to the energy of the plain gradient
+    uncertainty: float  # relative standard error
     bytes: int  # held for backward
 
 
 class Batch(typing.NamedTuple):
     case: Case
     ids: Tensor  # which images it holds
-    images: int  # that there are
+    images: int  # in the whole data set
 
 
 class Named:
-    """A controller that hears before each block which images come."""
+    """A controller that is told before each block which images come."""
 
     def __init__(self, fold: backfold.Controller, batch: Batch):
         self.fold, self.batch = fold, batch
@@ -134,9 +134,9 @@ def mean_and_spread(values: list[float]) -> str:
 
 
 def summary(rows: list[Row], markdown: bool) -> str:
-    """The factor is taken seed by seed: the variance at one width by that of the way."""
+    """The factor, variance at one width / variance of the row, is taken seed by seed."""
     widest = {(row.batch, row.seed): row for row in rows if row.way == ONE_WIDTH}
-    head = ["batch, 2 bits on average", "variance by gradient", "one width by this", "held, KiB"]
+    head = ["batch, 2 bits on average", "variance / gradient", "one width / this", "held, KiB"]
     lines = []
     for batch in BATCHES:
         for way in WAYS:
@@ -158,7 +158,7 @@ def parsed() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     data = os.environ.get("BACKFOLD_DATA")
-    parser.add_argument("--data", default=data, help="folder of data sets; else $BACKFOLD_DATA")
+    parser.add_argument("--data", default=data, help="folder of data sets; default: $BACKFOLD_DATA")
     parser.add_argument("--device", type=torch.device, default="cpu")
     parser.add_argument("--seeds", type=int, default=3, metavar="N")
     parser.add_argument("--markdown", action="store_true", help="print Markdown")
@@ -183,8 +183,8 @@ def main() -> int:
     print(summary(rows, arguments.markdown))
     uncertainty = max(row.uncertainty for row in rows)
     print(
-        f"\nMean +- deviation over {arguments.seeds} seeds; at most {uncertainty:.1%} standard "
-        f"error in a variance. torch {torch.__version__}, {arguments.device}"
+        f"\nMean +- standard deviation over {arguments.seeds} seeds; standard error of a variance "
+        f"at most {uncertainty:.1%}. torch {torch.__version__}, {arguments.device}"
     )
     return 0
 

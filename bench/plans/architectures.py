@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Small models that were never trained elsewhere: a character GPT, and the likes of MobileNet and
-Swin, with what those bring: depthwise convolution, squeeze and excitation, windows, gates."""
+"""Small untrained models: a character GPT, and models in the style of MobileNet and Swin, with
+depthwise convolution, squeeze and excitation, windows and gates."""
 
 import torch
 from torch import Tensor, nn
@@ -10,7 +10,7 @@ from torch.nn import functional
 
 
 class CausalBlock(nn.Module):
-    """Attention of plain matrix products, so that its softmax is among the saved tensors."""
+    """Attention as plain matrix products, so that its softmax is among the saved tensors."""
 
     def __init__(self, width: int, heads: int):
         super().__init__()
@@ -37,7 +37,7 @@ class CausalBlock(nn.Module):
 
 
 class CharacterGpt(nn.Module):
-    """From the characters so far, the logits of the next one at every place."""
+    """Predicts the logits of the next character at every position."""
 
     def __init__(self, characters: int, context: int, width: int, heads: int, layers: int):
         super().__init__()
@@ -56,7 +56,7 @@ class CharacterGpt(nn.Module):
 
 
 class InvertedResidual(nn.Module):
-    """Widen, convolve each channel alone, weigh the channels, narrow."""
+    """Widen, convolve each channel separately, weight the channels, narrow."""
 
     def __init__(self, before: int, after: int, stride: int, group_norm: bool = False):
         super().__init__()
@@ -105,7 +105,7 @@ class MobileNetLike(nn.Module):
 
 
 class WindowBlock(nn.Module):
-    """Attention inside windows of a grid, moved by `shift`; a gated feed-forward layer."""
+    """Attention inside windows of a grid, shifted by `shift`; a gated feed-forward layer."""
 
     def __init__(self, width: int, heads: int, window: int, shift: int):
         super().__init__()

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The models that plans are made for: small, a few steps trained, with one batch of real data each.
+"""The models that plans are made for: small, trained for a few steps, one batch of real data each.
 
-A case follows from its seed: weights, batches, dropout. Its loss draws the same random numbers each
-time, so that two gradients differ by what was folded alone.
+A case is determined by its seed: weights, batches, dropout. Its loss draws the same random numbers
+each time, so that two gradients differ only by what was folded.
 """
 
 import pathlib
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 STEPS = 30  # before a plan is made, so that gradients are not those of random weights
-MIN_BYTES = 1024  # of a tensor that is folded: the models are small, and so are their tensors
+MIN_BYTES = 1024  # folded from this size on: the models are small, and so are their tensors
 
 
 class Source(typing.NamedTuple):
@@ -25,7 +25,7 @@ class Source(typing.NamedTuple):
 
     data: pathlib.Path
     device: torch.device = torch.device("cpu")
-    minilm: pathlib.Path | None = None  # a folder; else the wheel
+    minilm: pathlib.Path | None = None  # a folder; default: the wheel
 
 
 class Case(typing.NamedTuple):

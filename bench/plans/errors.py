@@ -11,13 +11,13 @@ from cases import Case
 from torch import Tensor
 
 LEAST_DRAWS, MOST_DRAWS = 16, 96
-CLOSE = 0.03  # standard error of the mean, relative, at which drawing stops
+CLOSE = 0.03  # relative standard error of the mean at which drawing stops
 
 Gradient = list[Tensor]
 
 
 def gradient(case: Case, scope: contextlib.AbstractContextManager) -> Gradient:
-    """Of every parameter that has one, with the forward pass inside `scope`."""
+    """The gradients of all parameters that have one, with the forward pass inside `scope`."""
     parameters = [parameter for parameter in case.model.parameters() if parameter.requires_grad]
     with scope:
         loss = case.loss()
@@ -30,8 +30,8 @@ def energy(parts: Gradient) -> float:
 
 
 class Error(typing.NamedTuple):
-    energy: float  # squared distance from the plain gradient, mean over draws
-    uncertainty: float  # its standard error, relative
+    energy: float  # mean squared distance from the plain gradient, over draws
+    uncertainty: float  # its relative standard error
     draws: int
 
 
@@ -42,7 +42,7 @@ def distance(case: Case, scope: contextlib.AbstractContextManager, plain: Gradie
 
 
 def true_error(case: Case, scope: contextlib.AbstractContextManager, plain: Gradient) -> Error:
-    """Draws until the mean is known closely. Each entry of `scope` must round anew."""
+    """Draws until the mean is accurate enough. Each entry of `scope` must round afresh."""
     draws: list[float] = []
     uncertainty = math.inf
     while len(draws) < LEAST_DRAWS or (uncertainty > CLOSE and len(draws) < MOST_DRAWS):

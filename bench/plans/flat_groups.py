@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The peer: flat groups of 256 and a plan from exact sensitivities, as GACT's paper has them.
+"""The peer: flat groups of 256 and a plan from exact sensitivities, as in GACT's paper.
 
 It rounds the tensors that Backfold rounds and leaves exact what Backfold leaves exact, so the two
 can be compared at equal bytes. What each tensor adds to the error is measured by folding it alone.
-Two plans come of it: one by the paper's formula, which measures at 4 bits and scales by
-(2^bits - 1)^-2, and one by a table that is measured at 1, 2 and 4 bits. Two things are to its
-advantage: a tensor that is saved several times is kept once, and its header takes 32 bits a group
-where GACT's takes 64 in fp32.
+This yields two plans: one by the paper's formula, which measures at 4 bits and scales by
+(2^bits - 1)^-2, and one by a table measured at 1, 2 and 4 bits. Two things work in its favour: a
+tensor that is saved several times is kept once, and its header takes 32 bits per group where GACT's
+takes 64 in fp32.
 """
 
 import heapq
@@ -30,7 +30,7 @@ Table = list[dict[int, float]]  # by place, then by width: the error of folding 
 
 
 def saved_attributes(loss: Tensor) -> Iterator[tuple[int, Node, str]]:
-    """What the nodes of a graph saved, in an order that its shape alone decides."""
+    """What the nodes of a graph saved, in an order that depends only on its shape."""
     nodes: list[Node] = [loss.grad_fn]
     known = {loss.grad_fn}
     for number, node in enumerate(nodes):  # grows meanwhile
@@ -44,7 +44,7 @@ def saved_attributes(loss: Tensor) -> Iterator[tuple[int, Node, str]]:
 
 
 def rounded_saves(case: Case, fold: backfold.Controller) -> set[int]:
-    """Which saves of a forward pass, counted from 0, come back from `fold` with other values."""
+    """Which saves of a forward pass, counted from 0, come back from `fold` with changed values."""
     sources: list[Tensor] = []
     asked: list[int] = []
 
@@ -73,7 +73,7 @@ def rounded_saves(case: Case, fold: backfold.Controller) -> set[int]:
         save = saves[number, name]
         try:
             value = getattr(node, name)
-        except RuntimeError:  # only its sign or its sizes were kept, for its own backward alone
+        except RuntimeError:  # only its sign or its sizes were kept, for its own backward
             continue
         if not torch.equal(value.nan_to_num(), sources[save].nan_to_num()):
             rounded.add(save)
@@ -81,7 +81,7 @@ def rounded_saves(case: Case, fold: backfold.Controller) -> set[int]:
 
 
 class Kept(typing.NamedTuple):
-    """What one save gets: memory or a packet that other saves may share, and its own geometry."""
+    """What one save keeps: memory or a packet that other saves may share, and its own geometry."""
 
     values: typing.Any
     shape: torch.Size
@@ -89,7 +89,7 @@ class Kept(typing.NamedTuple):
 
 
 class FlatGroups:
-    """Folds the given saves of a forward pass inside its block, each entry with other rounding."""
+    """Folds the given saves of a forward pass inside its block, rounding afresh at each entry."""
 
     def __init__(self, rounded: set[int]):
         self.rounded = rounded
@@ -101,7 +101,7 @@ class FlatGroups:
         self._seed += 1
         self._count = 0
         self._places: dict[tuple, typing.Any] = {}
-        self._sources: list[Tensor] = []  # kept alive, so no address comes twice
+        self._sources: list[Tensor] = []  # kept alive, so that no address is reused
         self.elements = []
         self._hooks = saved_tensors_hooks(self._pack, self._unpack)
         self._hooks.__enter__()
@@ -151,12 +151,12 @@ def stored_bytes(elements: int, bits: int) -> int:
 
 
 def scale(bits: int) -> float:
-    """How the variance of stochastic rounding goes with the width."""
+    """How the variance of stochastic rounding scales with the width."""
     return (2**bits - 1) ** -2
 
 
 def measured_table(case: Case, peer: FlatGroups, plain: Gradient) -> Table:
-    """By two passes for each place and measured width; other widths scale from their neighbours."""
+    """From two passes per place and measured width; other widths scale from their neighbours."""
     peer.widths = {}
     distance(case, peer, plain)  # counts the places
     found = []
@@ -178,11 +178,11 @@ def formula_table(table: Table) -> Table:
 
 
 def plan(table: Table, elements: list[int], budget: int) -> dict[int, int]:
-    """Widths that keep to `budget` bytes, widened where a byte saves most error."""
+    """Widths within `budget` bytes, widened where a byte saves the most error."""
     widths = dict.fromkeys(range(len(elements)), WIDTHS[0])
     left = budget - sum(stored_bytes(count, WIDTHS[0]) for count in elements)
     if left < 0:
-        raise ValueError(f"budget={budget} bytes are too few for 1 bit an element")
+        raise ValueError(f"budget={budget} bytes are too few for 1 bit per element")
 
     def widening(place: int, wider: int) -> tuple[float, int, int, int]:
         bits, count = widths[place], elements[place]

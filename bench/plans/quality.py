@@ -1,17 +1,17 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""How good plans are: the true error of gradients under a plan by that under the exact one.
+"""Quality of plans: true error of gradients under a plan / that under the exact plan.
 
     bench/plans/quality.py --data DIR                         every model, three seeds
     bench/plans/quality.py --data DIR --models GPT --seeds 1  one of them, one seed
     bench/plans/quality.py --data DIR --markdown              the same tables as Markdown
     bench/plans/quality.py --data DIR --device cuda --jobs 9  on a GPU, nine at a time
 
-For each model, seed and mean width, three ways to choose bits for each saved tensor: one width
-everywhere (uniform), a plan from one probe (probe), a plan from two passes for each tensor (exact).
-The error is the squared distance of a folded gradient from the plain one of the same batch, summed
-over all parameters and averaged over draws of the rounding. On MiniLM a plan is also compared with
-flat groups of 256 and exact sensitivities at equal bytes (flat_groups.py says how).
+For each model, seed and mean width, bits are chosen in three ways: one width everywhere (uniform),
+a plan from one probe (probe), a plan from two passes per saved tensor (exact). The error is the
+squared distance of a folded gradient from the plain one for the same batch, summed over all
+parameters and averaged over draws of the rounding. On MiniLM a plan is also compared with flat
+groups of 256 and exact sensitivities at equal bytes (flat_groups.py says how).
 """
 
 import argparse
@@ -46,10 +46,10 @@ except ImportError as error:
 WIDTHS = [4, 3, 2]
 METHODS = ["uniform", "probe", "exact"]
 PEER_MODEL = "MiniLM"
-# The most that probe by exact may be.
+# Upper limits for probe / exact.
 MEDIAN_LIMITS = {4: 1.10, 3: 1.10}
 WORST_LIMITS = {4: 1.30, 3: 1.30, 2: 1.60}
-PEER_LIMIT = 2.5  # the least that either plan for flat groups of 256 by probe may be
+PEER_LIMIT = 2.5  # lower limit for flat groups of 256 / probe, with either plan
 
 
 class Row(typing.NamedTuple):
@@ -62,20 +62,20 @@ class Row(typing.NamedTuple):
     probe: float
     exact: float
     gradient: float  # energy of the plain gradient
-    bytes_by_uniform: float  # held under the probe's plan by held at one width
+    bytes_by_uniform: float  # held under the probe's plan / held at one width
     uncertainty: float  # the largest relative standard error of the three
     peers: dict[str, float]  # energies of the peer's errors at the bytes of the probe's plan
 
 
 def settled(case: Case, fold: backfold.Controller) -> backfold.Controller:
-    """After the steps in which a controller learns who else keeps a tensor and who reads it."""
+    """The controller after the steps in which it learns who else keeps and reads each tensor."""
     for _ in range(3):
         gradient(case, fold)
     return fold
 
 
 def folded(case: Case, bits: int, seed: int, method: str) -> backfold.Controller:
-    """A controller whose widths stay as they are."""
+    """A controller whose widths do not change."""
     options = {"min_bytes": MIN_BYTES, "seed": seed}
     if method == "uniform":
         return settled(case, backfold.Controller(case.model, bits=bits, adaptive=False, **options))
@@ -89,13 +89,13 @@ def held(fold: backfold.Controller) -> int:
 
 
 def exact_bytes(fold: backfold.Controller) -> int:
-    """What a controller of one width holds beside rounded tensors."""
+    """What a controller of one width holds apart from rounded tensors."""
     sites = fold.report().to_dict()["sites"]
     return sum(site["held_bytes"] for site in sites if site["kind"] not in ("lossy", "zero-exact"))
 
 
 class Peer:
-    """Flat groups of 256 on what `uniform` rounds, with what is measured once for all widths."""
+    """Flat groups of 256 on what `uniform` rounds, with the measurements shared by all widths."""
 
     def __init__(self, case: Case, plain: Gradient, uniform: backfold.Controller):
         self.case, self.plain = case, plain
@@ -104,7 +104,7 @@ class Peer:
         self.tables = {"formula": flat_groups.formula_table(measured), "table": measured}
 
     def errors(self, budget: int) -> dict[str, float]:
-        """By the way that the plan is made."""
+        """Keyed by how the plan is made."""
         found = {}
         for way, errors in self.tables.items():
             self.groups.widths = flat_groups.plan(errors, self.groups.elements, budget)
@@ -113,7 +113,7 @@ class Peer:
 
 
 def measure(model: str, seed: int, source: Source) -> tuple[list[Row], float]:
-    """One model and seed at every width, and the seconds that it took."""
+    """One model and seed at every width, and the seconds it took."""
     start = time.perf_counter()
     case = CASES[model](source, seed)
     plain = gradient(case, contextlib.nullcontext())
@@ -164,11 +164,11 @@ def quality_table(rows: list[Row], markdown: bool) -> str:
     head = [
         "model",
         "bits",
-        "probe by exact",
-        "uniform by exact",
+        "probe / exact",
+        "uniform / exact",
         "error, uniform",
         "error, probe",
-        "bytes by uniform",
+        "bytes / uniform",
     ]
     lines = []
     for (model, bits), found in by_model_and_width(rows).items():
@@ -201,7 +201,7 @@ def peer_table(rows: list[Row], markdown: bool) -> str:
 
 
 def verdicts(rows: list[Row]) -> list[str]:
-    """What of the limits was kept."""
+    """Which limits were missed."""
     found = []
     for (model, bits), group in by_model_and_width(rows).items():
         ratios = [row.probe / row.exact for row in group]
@@ -214,9 +214,9 @@ def verdicts(rows: list[Row]) -> list[str]:
             value = statistics.median(row.peers[way] / row.probe for row in group)
             if value < PEER_LIMIT:
                 found.append(
-                    f"flat 256 by {way}, {bits} bits: {value:.2f}, at least {PEER_LIMIT}: MISSED"
+                    f"flat 256, {way}, {bits} bits: {value:.2f}, limit {PEER_LIMIT} or more: MISSED"
                 )
-    return found or ["every limit was kept"]
+    return found or ["all limits were met"]
 
 
 def parsed() -> argparse.Namespace:
@@ -224,11 +224,11 @@ def parsed() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     data = os.environ.get("BACKFOLD_DATA")
-    parser.add_argument("--data", default=data, help="folder of data sets; else $BACKFOLD_DATA")
+    parser.add_argument("--data", default=data, help="folder of data sets; default: $BACKFOLD_DATA")
     parser.add_argument("--models", nargs="+", choices=CASES, default=list(CASES))
     parser.add_argument("--seeds", type=int, default=3, metavar="N")
     parser.add_argument("--device", type=torch.device, default="cpu")
-    parser.add_argument("--model", type=pathlib.Path, help="folder of MiniLM; else its wheel")
+    parser.add_argument("--model", type=pathlib.Path, help="folder of MiniLM; default: its wheel")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="models at a time")
     parser.add_argument("--markdown", action="store_true", help="print Markdown")
     arguments = parser.parse_args()
@@ -239,7 +239,7 @@ def parsed() -> argparse.Namespace:
 
 
 def measured(work: list[tuple[str, int]], source: Source, jobs: int) -> list[Row]:
-    """All of it, `jobs` at a time in processes of their own."""
+    """All rows, `jobs` at a time in separate processes."""
     rows: list[Row] = []
     with concurrent.futures.ProcessPoolExecutor(
         jobs,
@@ -266,16 +266,16 @@ def main() -> int:
         rows = measured(work, source, arguments.jobs)
     except MissingData as error:
         sys.exit(f"bench/plans/quality.py: {error}")
-    print("Error by that of the exact plan: median (worst) over seeds; error by gradient, norms\n")
+    print("Error / error of the exact plan: median (worst) over seeds; error / gradient, in norm\n")
     print(quality_table(rows, arguments.markdown))
     peers = [row for row in rows if row.peers]
     if peers:
-        print(f"\n{PEER_MODEL}: error of flat groups of 256, exact sensitivities and equal bytes,")
-        print("by that of the probe's plan: median (least) over seeds\n")
+        print(f"\n{PEER_MODEL}: error of flat groups of 256, exact sensitivities, equal bytes")
+        print("/ error of the probe's plan: median (least) over seeds\n")
         print(peer_table(peers, arguments.markdown))
     uncertainty = max(row.uncertainty for row in rows)
     print(
-        f"\nAt most {uncertainty:.1%} standard error in an error. torch {torch.__version__}, "
+        f"\nStandard error of an error at most {uncertainty:.1%}. torch {torch.__version__}, "
         f"{arguments.device}"
     )
     print(*verdicts(rows), sep="\n")

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the workloads cost without Backfold, and what Backfold is to cost.
+"""Cost of the workloads without Backfold, and Backfold's targets.
 
-Given figures: one NVIDIA H200, torch 2.11, TF32 on, median of 8 steps after 3. `gact` is GACT's own
-code (ICML 2022) at fixed 4 bit, ported to that torch; it has no bf16. `checkpoint` is torch's
-non-reentrant checkpoint around every residual block, Swin block, encoder or decoder layer. `floor`
-is the peak of `save_on_cpu`: what a step takes when nothing is held on the GPU.
+Given figures: one NVIDIA H200, torch 2.11, TF32 on, median of 8 steps after 3 warm-up steps. `gact`
+is GACT's own code (ICML 2022) at a fixed 4 bits, ported to that torch; it does not support bf16.
+`checkpoint` is torch's non-reentrant checkpoint around every residual block, Swin block, encoder or
+decoder layer. `floor` is the peak of `save_on_cpu`: what a step needs when nothing is held on the
+GPU.
 
-Targets: for 4 bits on the same machine.
+Targets are for 4 bits on the same machine.
 """
 
 import typing
@@ -24,7 +25,7 @@ class Figures(typing.NamedTuple):
     gact: Cost | None = None
     floor: float | None = None
     held_target: float | None = None  # MiB, at most
-    ratio_target: float | None = None  # step time by plain's, at most
+    ratio_target: float | None = None  # step time / plain's, at most
     peak_target: bool = False  # peak below those of checkpoint and gact
 
 
@@ -78,7 +79,7 @@ FIGURES = {
     "gcn": Figures(
         plain=Cost(23, 1178, 3697),
         gact=Cost(27, 299, 3433),
-        floor=5908,  # above plain: what comes back from the host is a copy of what is still there
+        floor=5908,  # above plain: what comes back from the host is a copy of a live tensor
         held_target=190,
     ),
     "gpt2_tf32": Figures(

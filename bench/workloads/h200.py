@@ -5,11 +5,11 @@
     bench/run h200 resnet50 bert            two of them
     bench/run h200 swin_t --modes fold checkpoint save_on_cpu
     bench/run h200 llama --report --profile where the bytes are, where the time goes
-    bench/run h200 --tiny                   tiny sizes on the CPU: does it all still run?
+    bench/run h200 --tiny                   tiny sizes on the CPU, to check that it all still runs
 
-Plain runs first, in the same process. Held is what forward leaves allocated; peak is the most that
-a step has allocated. Rows marked `given` and targets are those of figures.py, which names their
-source.
+Plain runs first, in the same process. Held is what forward leaves allocated; peak is the most
+allocated at any point in a step. Rows marked `given` and the targets come from figures.py, which
+names their source.
 """
 
 import argparse
@@ -52,7 +52,7 @@ def versions() -> dict[str, str]:
 
 
 class Run:
-    """The rows of one workload, printed as they come."""
+    """The rows of one workload, printed as they are measured."""
 
     def __init__(self, name: str, arguments: argparse.Namespace):
         self.name, self.arguments = name, arguments
@@ -90,16 +90,16 @@ class Run:
         say(f"  {self.name}: {what} FAILED", details)
 
     def left(self, when: str) -> None:
-        """Says what is allocated beyond what plain left."""
+        """Reports what is allocated beyond what plain left."""
         if not self.arguments.tiny:
             allocated = torch.cuda.memory_allocated() / measure.MIB
             if self.base is None:
                 self.base = allocated
             elif allocated > self.base + 1:
-                say(f"  {allocated - self.base:,.1f} MiB more than plain leaves allocated {when}")
+                say(f"  {allocated - self.base:,.1f} MiB more allocated {when} than after plain")
 
     def over_floor(self) -> str:
-        """Peaks beyond what a step takes when nothing is held on the GPU."""
+        """Peaks above what a step needs when nothing is held on the GPU."""
         floor = self.given.floor if self.given else None
         if "save_on_cpu" in self.costs:
             floor = self.costs["save_on_cpu"].peak_mib
@@ -107,10 +107,10 @@ class Run:
             return ""
         costs = [*self.given_costs(), *self.costs.items()]
         over = [f"{mode} {cost.peak_mib - floor:,.0f}" for mode, cost in costs]
-        return f"  peak over that of save_on_cpu, {floor:,.0f} MiB: {'; '.join(over)}"
+        return f"  peak above that of save_on_cpu, {floor:,.0f} MiB: {'; '.join(over)}"
 
     def verdicts(self) -> list[str]:
-        """What of the targets the folded step met."""
+        """Which targets the folded step met."""
         fold, plain, given = self.costs.get("fold"), self.costs.get("plain"), self.given
         if fold is None or plain is None or given is None or self.arguments.bits != 4:
             return []
@@ -150,7 +150,7 @@ def run_fold(run: Run, workload: Workload) -> None:
         if key.endswith("_bytes") and value is not None
     ]
     say(
-        f"  gradient error {result.gradient_error:.4f} (plain against itself "
+        f"  gradient error {result.gradient_error:.4f} (plain against itself: "
         f"{result.gradient_noise:.1e}); loss {result.loss:.6f}",
         f"  report, MiB: {', '.join(sizes)}",
     )
@@ -171,7 +171,7 @@ def run_mode(run: Run, workload: Workload, mode: str) -> None:
         if workload.block:
             with checkpointed(workload):
                 run.measured(mode, measure.steps(workload, contextlib.nullcontext))
-    else:  # for its peak alone: it takes many times plain's time
+    else:  # only for its peak: it takes many times plain's time
         scope = torch.autograd.graph.save_on_cpu
         run.measured(mode, measure.steps(workload, scope, warmups=0, count=2))
 
@@ -234,7 +234,7 @@ def say_profile(workload: Workload, fold) -> None:
     rows = measure.kernels(workload, lambda: fold)
     own = [row for row in rows if "backfold" in row[0]]
     total = [sum(row[2] for row in part) for part in (rows, own, plain)]
-    say("\n  kernels {:.1f} ms, of these backfold's {:.1f}; plain {:.1f} ms".format(*total))
+    say("\n  kernels {:.1f} ms, backfold's {:.1f} of these; plain {:.1f} ms".format(*total))
     for name, calls, milliseconds in rows[:15] + [row for row in own if row not in rows[:15]]:
         say(f"  {milliseconds:9.2f} ms {calls:6}  {name[:110]}")
     say("")
@@ -269,7 +269,7 @@ def main() -> int:
     results = []
     for name in arguments.workloads or BUILDERS:
         results.append(run_workload(name, arguments))
-        if arguments.json:  # after each, so that a run cut short leaves what it had
+        if arguments.json:  # after each workload, so that an interrupted run keeps its results
             content = {"versions": found, "bits": arguments.bits, "workloads": results}
             arguments.json.write_text(json.dumps(content, indent=1) + "\n")
     failed = [f"{r['name']} ({', '.join(r['failed'])})" for r in results if r["failed"]]

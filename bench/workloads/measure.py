@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measures training steps: time, bytes held, peak; and what folding does to the gradient."""
+"""Measures training steps: time, bytes held, peak, and the effect of folding on the gradient."""
 
 import contextlib
 import gc
@@ -32,7 +32,7 @@ def free(device: str) -> None:
 
 
 def step(workload: Workload, optimizer: torch.optim.Optimizer, scope: Scope) -> Cost:
-    """One step. Off the GPU, bytes are not known and come back as NaN."""
+    """One step. On a CPU, bytes are not known and come back as NaN."""
     gpu = on_gpu(workload)
     if gpu:
         torch.cuda.synchronize()
@@ -71,8 +71,8 @@ class Faith(typing.NamedTuple):
     loss: float
     plain_loss: float
     loss_noise: float  # plain's loss against itself, relative
-    gradient_error: float  # norm of the difference by norm of plain's, over all parameters
-    gradient_noise: float  # the same of plain against itself: what atomics do
+    gradient_error: float  # norm of the difference / norm of plain's, over all parameters
+    gradient_noise: float  # the same for plain against itself: the effect of atomics
 
 
 def gradients(workload: Workload, scope: Scope) -> tuple[float, list[torch.Tensor]]:
@@ -88,7 +88,7 @@ def gradients(workload: Workload, scope: Scope) -> tuple[float, list[torch.Tenso
 
 
 def distance(a: list[torch.Tensor], b: list[torch.Tensor]) -> float:
-    """Of `a` from `b`, relative to the norm of `b`."""
+    """The distance of `a` from `b`, relative to the norm of `b`."""
     if len(a) != len(b):
         return float("inf")
     difference = sum((x.double() - y.double()).square().sum() for x, y in zip(a, b, strict=True))
@@ -96,7 +96,7 @@ def distance(a: list[torch.Tensor], b: list[torch.Tensor]) -> float:
 
 
 def faith(workload: Workload, scope: Scope) -> Faith:
-    """A folded step against plain ones: the same weights, batch and random numbers."""
+    """Compares a folded step with plain ones at the same weights, batch and random numbers."""
     plain_loss, plain = gradients(workload, contextlib.nullcontext)
     again_loss, again = gradients(workload, contextlib.nullcontext)
     noise = distance(again, plain)
@@ -112,7 +112,7 @@ def faith(workload: Workload, scope: Scope) -> Faith:
 
 
 def forward_is_exact(result: Faith) -> bool:
-    """The loss is plain's: to the bit, or closely where plain's own differs from run to run."""
+    """Whether the loss is plain's: bitwise, or closely where plain's own varies between runs."""
     return abs(result.loss / result.plain_loss - 1) <= (1e-5 if result.loss_noise else 0.0)
 
 
@@ -120,7 +120,7 @@ def forward_is_exact(result: Faith) -> bool:
 
 
 def kernels(workload: Workload, scope: Scope) -> list[tuple[str, int, float]]:
-    """Name, calls and milliseconds of each GPU kernel of one step (CPU operators off the GPU)."""
+    """Name, calls and milliseconds of each GPU kernel of one step (CPU operators without a GPU)."""
     gpu = on_gpu(workload)
     activity = torch.profiler.ProfilerActivity
     optimizer = torch.optim.SGD(workload.model.parameters(), lr=LEARNING_RATE)
@@ -129,7 +129,7 @@ def kernels(workload: Workload, scope: Scope) -> list[tuple[str, int, float]]:
     found = [
         (event.key, event.count, event.self_device_time_total if gpu else event.self_cpu_time_total)
         for event in profile.key_averages()
-        if not getattr(event, "is_user_annotation", False)  # spans kernels that are listed too
+        if not getattr(event, "is_user_annotation", False)  # spans kernels that are also listed
     ]
     rows = [(name, count, time / 1e3) for name, count, time in found if time > 0]
     return sorted(rows, key=lambda row: -row[2])

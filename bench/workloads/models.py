@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The workloads: unchanged models of public libraries, random weights, one random batch each.
+"""The workloads: unmodified models from public libraries, random weights, one random batch each.
 
-A builder runs under `torch.device`, so that weights and data are made where they are used. It takes
-`tiny`, which shrinks every size until a step takes a fraction of a second on a CPU.
+A builder runs under `torch.device`, so that weights and data are created where they are used. Its
+argument `tiny` shrinks every size until a step takes a fraction of a second on a CPU.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 class Workload(typing.NamedTuple):
     title: str
     model: torch.nn.Module
-    loss: Callable[[], torch.Tensor]  # forward, to the loss
+    loss: Callable[[], torch.Tensor]  # forward, up to the loss
     block: str = ""  # class of the modules that checkpointing wraps
 
 

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a probe costs: time and peak of the steps at which sensitivities are measured.
+"""Cost of a probe: time and peak of the steps at which sensitivities are measured.
 
     bench/run probes                    ResNet-50 and BERT-large
     bench/run probes swin_t gpt2        other workloads of bench/run h200
-    bench/run probes --tiny             tiny sizes on the CPU: does it all still run?
+    bench/run probes --tiny             tiny sizes on the CPU, to check that it all still runs
 
-Probes come at steps 2, 6 and 10: the call of the model is recorded there and run again when the
-next step begins. What a probe costs is what these two steps take beyond the median of the others,
-in steps of plain training; the first one also warms up kernels for its part of the batch.
+Probes run at steps 2, 6 and 10: the call of the model is recorded there and rerun when the next
+step begins. The cost of a probe is the time of these two steps beyond the median of the others, in
+plain training steps; the first one also warms up kernels for its part of the batch.
 """
 
 import argparse
@@ -53,12 +53,12 @@ def probe(name: str, target: dict[str, float], fraction: float, tiny: bool) -> N
         peak = max(costs[step].peak_mib, costs[step + 1].peak_mib)
         print(
             f"  probe at step {step}: {extra:.1f} ms, {extra / plain.step_ms:.2f} plain steps; "
-            f"peak {peak:,.0f} MiB, {peak / plain.peak_mib:.2f} of plain's"
+            f"peak {peak:,.0f} MiB, peak / plain's {peak / plain.peak_mib:.2f}"
         )
     extra = costs[PROBED[-1]].step_ms + costs[PROBED[-1] + 1].step_ms - 2 * steady
     first = costs[PROBED[0]].step_ms + costs[PROBED[0] + 1].step_ms - 2 * steady
     print(
-        f"  over the first 1,000 steps {(first + 3 * extra) / steady / 10:.2f}%, "
+        f"  share of time: first 1,000 steps {(first + 3 * extra) / steady / 10:.2f}%, "
         f"later {extra / steady / 10:.2f}%"
     )
     held = max(cost.held_mib for cost in after)
@@ -66,7 +66,7 @@ def probe(name: str, target: dict[str, float], fraction: float, tiny: bool) -> N
     planned = report["plan"]["held_bytes"] / measure.MIB
     print(
         f"  with the plan: step {statistics.median(c.step_ms for c in after) / plain.step_ms:.2f} "
-        f"of plain's, held {held:,.1f} MiB by the allocator, {planned:,.1f} planned, "
+        f"of plain's, held {held:,.1f} MiB per allocator, {planned:,.1f} planned, "
         f"{report['held_bytes'] / measure.MIB:,.1f} counted; error energy "
         f"{report['plan']['error']:.3g}, at one width {report['plan']['uniform_error']:.3g}"
     )
@@ -79,7 +79,7 @@ def main() -> None:
     parser.add_argument("workloads", nargs="*", choices=[[], *BUILDERS], default=[])
     kind = parser.add_mutually_exclusive_group()
     kind.add_argument("--bits", type=float, default=4)
-    kind.add_argument("--budget", type=float, metavar="MIB", help="held at most, instead of bits")
+    kind.add_argument("--budget", type=float, metavar="MIB", help="most to hold, instead of --bits")
     parser.add_argument("--fraction", type=float, default=0.25)
     parser.add_argument("--tiny", action="store_true")
     arguments = parser.parse_args()

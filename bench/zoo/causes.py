@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Which operators' saved tensors the error of an architecture comes from.
+"""Finds the operators whose saved tensors cause the error of an architecture.
 
-    bench/zoo/causes.py beit vit_msn              until each is below 1
+    bench/zoo/causes.py beit vit_msn              until each error is below 1
     bench/zoo/causes.py --below 0.3 timm/resnet18
 
-One operator after the other is kept as it is: always the one without which the worst step is best.
-Each line names it, the modules and arguments that it saves for, and the errors that are left.
+Operators are left unfolded one after another, each time the one that improves the worst step most.
+Each line names it, the modules and arguments it saves for, and the remaining errors.
 """
 
 import argparse
@@ -30,7 +30,7 @@ MOST = 5  # operators
 
 
 def lossy_operators(task: Task, bits: float) -> dict[str, list[str]]:
-    """With where each of them saves: module and argument."""
+    """Maps each to the places where it saves: module and argument."""
     fold = backfold.Controller(task.model, bits=bits, min_bytes=MIN_BYTES)
     gradient(task, RandomWeights(), fold)
     found = collections.defaultdict(list)
@@ -69,7 +69,7 @@ def main() -> int:
     parser.add_argument("names", nargs="+", metavar="NAME", help="or library/name")
     parser.add_argument("--bits", type=float, default=4)
     parser.add_argument("--steps", type=int, default=4)
-    parser.add_argument("--below", type=float, default=1.0, help="the error that is good enough")
+    parser.add_argument("--below", type=float, default=1.0, help="stop below this error")
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How far folded gradients are from the plain one in the first steps of a training.
+"""How far folded gradients are from the plain one in the first steps of training.
 
-Each step runs at one state of weights, buffers and generators: plain (the first step twice: does
-the model repeat itself?), under `bits=None`, and folded. Then Adam takes the plain gradient, so
-that the next step is at other weights. The controllers live on: at step 2 they measure, from step 3
-on the plan holds.
+Each step starts from one state of weights, buffers and generators and runs three ways: plain (twice
+in the first step: does the model repeat itself?), under `bits=None`, and folded. Then Adam applies
+the plain gradient, so that the next step has different weights. The controllers persist: they
+measure at step 2 and follow the plan from step 3 on.
 """
 
 import contextlib
@@ -21,16 +21,16 @@ import torch
 from torch import Tensor
 
 LEARNING_RATE = 1e-3
-MIN_BYTES = 0  # of a tensor that is folded: at these sizes the default would leave nearly all alone
+MIN_BYTES = 0  # at these sizes the default would leave nearly all tensors unfolded
 
 Gradient = list[Tensor | None]
 
 
 class Task(typing.NamedTuple):
-    """A model at fresh weights, and one batch."""
+    """A freshly initialised model and one batch."""
 
     model: torch.nn.Module
-    outputs: Callable[[], object]  # calls the model: any nest of tensors and others
+    outputs: Callable[[], object]  # calls the model: any nesting of tensors and other values
 
 
 class NotComparable(ValueError):
@@ -39,11 +39,11 @@ class NotComparable(ValueError):
 
 @dataclasses.dataclass
 class Errors:
-    """What `measure` found; numbers by step."""
+    """What `measure` found; numbers per step."""
 
     errors: list[float]  # ||folded - plain|| / ||plain||; infinite where something is not finite
-    bitwise: bool  # whether bits=None gave plain's gradients, bit by bit, in every step
-    repeats: bool  # whether plain gave its own a second time
+    bitwise: bool  # whether bits=None gave plain's gradients, bit for bit, in every step
+    repeats: bool  # whether plain gave the same ones twice
     parameters: int
     messages: list[str]  # Backfold's warnings, each once
 
@@ -53,7 +53,7 @@ class Errors:
 
 
 def float_tensors(value: object) -> Iterator[Tensor]:
-    """Those of a nest that a gradient may come through, in their order."""
+    """The tensors in a nested value that can carry a gradient, in order."""
     if isinstance(value, Tensor):
         if value.requires_grad and value.is_floating_point() and value.numel():
             yield value
@@ -68,7 +68,7 @@ def float_tensors(value: object) -> Iterator[Tensor]:
 
 
 class RandomWeights:
-    """The loss: every output by fixed random weights. Linear: it adds no rounding of its own."""
+    """The loss: all outputs, weighted by fixed random numbers. Linear, so it adds no rounding."""
 
     def __init__(self) -> None:
         self._weights: dict[tuple[int, torch.Size], Tensor] = {}
@@ -89,7 +89,7 @@ class RandomWeights:
 
 
 class State:
-    """Parameters, buffers and generators at one moment; `restore` brings them back."""
+    """A snapshot of parameters, buffers and generators; `restore` brings it back."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         tensors = [*model.parameters(), *model.buffers()]
@@ -116,7 +116,7 @@ def gradient(
     loss: Callable[[object], Tensor],
     scope: contextlib.AbstractContextManager[object] | None = None,
 ) -> Gradient:
-    """Of every parameter, None where it has none; the forward pass runs inside `scope`."""
+    """Gradients of all parameters, None where there is none; forward runs inside `scope`."""
     parameters = list(task.model.parameters())
     for parameter in parameters:
         parameter.grad = None
@@ -130,7 +130,7 @@ def gradient(
 
 
 def same(a: Tensor | None, b: Tensor | None) -> bool:
-    """Bit by bit: 0 is not -0, and a NaN is itself."""
+    """Compares bit for bit: 0 is not -0, and a NaN equals itself."""
     if a is None or b is None:
         return a is b
     a, b = a.detach().to_dense().flatten(), b.detach().to_dense().flatten()
@@ -142,7 +142,7 @@ def all_same(a: Gradient, b: Gradient) -> bool:
 
 
 def relative_error(found: Gradient, plain: Gradient) -> float:
-    """Over all parameters together."""
+    """The error over all parameters together."""
     error = energy = 0.0
     for a, b in zip(found, plain, strict=True):
         if a is None or b is None:

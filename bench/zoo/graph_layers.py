@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every layer of torch_geometric.nn.conv, and its basic models, between two linear layers.
 
-Arguments come from the names of parameters that have no default, of the class and of `forward`.
+Arguments are chosen by the names of required parameters, of the class and of `forward`.
 """
 
 import inspect
@@ -20,12 +20,12 @@ def perceptron(before: int, after: int) -> nn.Module:
 
 
 def degrees(edges: Tensor) -> Tensor:
-    """How many nodes have how many edges."""
+    """Histogram of node degrees."""
     return torch.bincount(torch.bincount(edges[1], minlength=NODES))
 
 
 def data() -> dict[str, typing.Any]:
-    """What `forward` may ask for, by the name of its parameter."""
+    """What `forward` may ask for, by parameter name."""
     edges = torch.randint(0, NODES, (2, EDGES))
     positions = torch.randn(NODES, 3)
     return {
@@ -45,7 +45,7 @@ def data() -> dict[str, typing.Any]:
 
 
 def arguments(edges: Tensor) -> dict[str, typing.Any]:
-    """What a layer may ask for, by the name of its parameter."""
+    """What a layer may ask for, by parameter name."""
     import torch_geometric.nn
 
     return {
@@ -80,7 +80,7 @@ def arguments(edges: Tensor) -> dict[str, typing.Any]:
     }
 
 
-# The network that a layer takes, by its name: how wide in, how wide out.
+# The network that a layer takes, by layer name: input width, output width.
 NETWORKS = {
     "DynamicEdgeConv": (2 * WIDTH, WIDTH),
     "EdgeConv": (2 * WIDTH, WIDTH),
@@ -88,7 +88,7 @@ NETWORKS = {
     "GINEConv": (WIDTH, WIDTH),
     "NNConv": (2, WIDTH * WIDTH),
 }
-# What layers are given beyond what they require.
+# Optional arguments that some layers are given.
 OPTIONS: dict[str, dict[str, typing.Any]] = {
     "GINEConv": {"edge_dim": 2},
     "PPFConv": {"local_nn": perceptron(WIDTH + 4, WIDTH)},
@@ -100,7 +100,7 @@ READ_EDGES = {"GINEConv", "GMMConv", "NNConv", "PDNConv", "SplineConv", "HEATCon
 def names() -> list[str]:
     from torch_geometric.nn import conv
 
-    # Nothing of their own to learn, or integers in, or CUDA only.
+    # Without parameters, or with integer inputs, or CUDA only.
     others = {"MessagePassing", "SimpleConv", "HeteroConv", "FusedGATConv", "WLConv"}
     layers = [n for n in conv.__all__ if n not in others and not n.startswith("CuGraph")]
     return [*layers, *BASIC]
@@ -113,7 +113,7 @@ def required(call: typing.Callable[..., object]) -> list[str]:
 
 
 class Between(nn.Module):
-    """So that what the layer saves is an activation, and what it gives is normalised and used."""
+    """Makes the layer's input an activation, and normalises and uses its output."""
 
     def __init__(self, layer: nn.Module):
         super().__init__()
@@ -146,5 +146,5 @@ def build(name: str) -> Task:
     given |= {"edge_attr": offered["edge_attr"]} if name in READ_EDGES else {}
     model = Between(layer).train()
     x = torch.randn(NODES, 16)
-    model(x, given)  # widths of the lazy layers
+    model(x, given)  # initialises lazy layers
     return Task(model, lambda: model(x, given))

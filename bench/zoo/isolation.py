@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measures each architecture in a process of its own: none takes the others along."""
+"""Measures each architecture in its own process, so that a crash does not affect the others."""
 
 import dataclasses
 import multiprocessing
@@ -20,7 +20,7 @@ MEASURED, NOT_BUILT, NOT_COMPARABLE, FAILED = "measured", "not built", "not comp
 
 @dataclasses.dataclass
 class Row:
-    """What became of one architecture."""
+    """The outcome for one architecture."""
 
     library: str
     name: str
@@ -56,7 +56,7 @@ def seeded(job: Job) -> Task:
 def in_child(
     job: Job, bits: float | None, steps: int, gibibytes: float, pipe: typing.Any, quiet: bool
 ) -> None:
-    """Sends the row twice: before measuring, as what a crash leaves behind, and after."""
+    """Sends the row twice: before measuring, in case of a crash, and after."""
     torch.set_num_threads(1)
     limit = int(gibibytes * 2**30)
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
@@ -85,7 +85,7 @@ def in_child(
 
 class Child:
     def __init__(self, job: Job, arguments: tuple, timeout: float) -> None:
-        context = multiprocessing.get_context("fork")  # what the parent imported is there at once
+        context = multiprocessing.get_context("fork")  # the parent's imports are available at once
         self.row = dataclasses.replace(job.row, status=NOT_BUILT, reason="the process ended")
         self.pipe, other = context.Pipe(duplex=False)
         bits, steps, gibibytes, quiet = arguments
@@ -98,7 +98,7 @@ class Child:
         other.close()
 
     def over(self) -> bool:
-        """Whether there is nothing more to wait for; the row then says what there is."""
+        """Whether there is nothing more to wait for; the row then has the outcome."""
         try:
             while self.pipe.poll():
                 self.row = self.pipe.recv()

@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Gradients of every architecture that builds on a CPU, folded, against plain ones.
+"""Compares folded with plain gradients for every architecture that builds on a CPU.
 
-    bench/run zoo                                 all libraries that are there, 4 bits, four steps
+    bench/run zoo                                 all installed libraries, 4 bits, four steps
     bench/run zoo --library timm --only 'b*'      some of them; --only also takes library/name
     bench/run zoo --bits 8 --json zoo.json        another width; all figures to a file
-    bench/run zoo --from zoo.json --markdown      the tables of such a file as Markdown
+    bench/run zoo --from zoo.json --markdown      the tables from such a file as Markdown
     bench/zoo/causes.py beit vit_msn              which operators' tensors an error comes from
 
-Tiny models at fresh weights, two samples each. In each of the first steps the gradient under
-bits=None must be plain's, bit by bit; the folded one has the error ||folded - plain|| / ||plain||
-over all parameters. Sorted, worst first. timm and torchvision are for this benchmark alone:
+Models are tiny and freshly initialised, with two samples each. In each step the gradient under
+bits=None must equal plain's, bit for bit; the error of the folded one is ||folded - plain|| /
+||plain|| over all parameters. Sorted, worst first. Only this benchmark needs timm and torchvision:
 
     .venv/bin/pip install --no-deps --target build/zoo --requirement scripts/requirements-zoo.txt
 """
@@ -64,7 +64,7 @@ def all_jobs(libraries: list[str], pattern: str, demanded: bool) -> list[isolati
         except ImportError as error:
             if demanded:
                 sys.exit(f"bench/zoo/run.py: {library} cannot be imported: {error}")
-            print(f"bench/zoo/run.py: {library} is left out: {error}", file=sys.stderr)
+            print(f"bench/zoo/run.py: {library} is skipped: {error}", file=sys.stderr)
     return found
 
 
@@ -99,10 +99,10 @@ def measure_all(arguments: argparse.Namespace) -> list[isolation.Row]:
                 worst = tables.figure(row.worst) if row.errors else row.status
                 bar.set_postfix_str(f"{row.name} {worst}", refresh=False)
                 bar.update()
-                if arguments.json:  # a run of an hour that is broken off leaves what it has
+                if arguments.json:  # so that an interrupted run of an hour keeps its results
                     arguments.json.write_text(saved(rows, arguments) + "\n")
     except KeyboardInterrupt:
-        print("bench/zoo/run.py: interrupted; what there is:", file=sys.stderr)
+        print("bench/zoo/run.py: interrupted; results so far:", file=sys.stderr)
     return rows
 
 
@@ -113,19 +113,21 @@ def arguments_of() -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--library", action="append", choices=LIBRARIES, help="may be repeated")
-    parser.add_argument("--only", default="*", metavar="PATTERN", help="of names, as in a shell")
+    parser.add_argument("--only", default="*", metavar="PATTERN", help="shell pattern for names")
     parser.add_argument("--bits", type=float, default=4, help="mean width (default: 4)")
     parser.add_argument("--steps", type=int, default=4, help="training steps (default: 4)")
     parser.add_argument("--jobs", type=int, default=1, help="processes at a time (default: 1)")
     parser.add_argument(
-        "--timeout", type=float, default=300, help="seconds for each (default: 300)"
+        "--timeout", type=float, default=300, help="seconds per process (default: 300)"
     )
-    parser.add_argument("--memory", type=float, default=12, help="GiB for each (default: 12)")
+    parser.add_argument("--memory", type=float, default=12, help="GiB per process (default: 12)")
     parser.add_argument("--json", type=pathlib.Path, metavar="OUT", help="also write all figures")
-    parser.add_argument("--from", dest="source", type=pathlib.Path, metavar="IN", help="no run")
+    parser.add_argument(
+        "--from", dest="source", type=pathlib.Path, metavar="IN", help="show these figures; no run"
+    )
     parser.add_argument("--markdown", action="store_true", help="tables as Markdown, thirty rows")
-    parser.add_argument("--rows", type=int, help="how many to list")
-    parser.add_argument("--verbose", action="store_true", help="what the libraries print, too")
+    parser.add_argument("--rows", type=int, help="how many rows to list")
+    parser.add_argument("--verbose", action="store_true", help="show what the libraries print")
     arguments = parser.parse_args()
     if arguments.steps < 1 or arguments.jobs < 1:
         parser.error("--steps and --jobs must be 1 or more")

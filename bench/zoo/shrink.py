@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Configurations of transformers made tiny: by the names of their fields, and a few exceptions."""
+"""Shrinks transformers configurations by the names of their fields, with a few exceptions."""
 
 import inspect
 import re
 import typing
 
 VOCABULARY = 100
-FIRST_SPECIAL = 80  # token ids from here on mean something: pictures, padding, ends
+FIRST_SPECIAL = 80  # token ids from here on are special: images, padding, ends
 IMAGE, PATCH = 32, 8
 
-# The first pattern that a field's whole name matches says its value; larger ones become it.
+# The first pattern that matches a field's whole name gives its largest value.
 SIZES: list[tuple[str, int]] = [
     (r"upsample_groups|output_channels", 64),
     (r"num_key_value_heads|num_kv_heads|kv_heads|n_group|topk_group|index_n_heads", 2),
@@ -48,7 +48,7 @@ SIZES: list[tuple[str, int]] = [
     (r"upsample_initial_channel|speech_decoder_postnet_units|latent_channels", 32),
     (r"num_query_tokens|resampler_n_latents|num_latents", 8),
 ]
-# For lists the rule is for their parts; the second value is what parts are divided by.
+# For lists the rule applies to the entries; the second value is what entries are divided by.
 DEPTHS = r"depths|num_blocks|layers|blocks|num_layers|depth|num_block_repeats"
 WIDTHS = (
     r"(.*_)?(hidden_sizes|conv_dim|embed_dims|dims|tdnn_dim|neck_hidden_sizes|decoder_conv_dim)"
@@ -88,12 +88,12 @@ def smaller(name: str, value: object, special: dict[str, int]) -> object:
 
 
 def per_layer(value: object, layers: int | None) -> bool:
-    """Whether a list names the kind of each layer."""
+    """Whether a list gives the kind of each layer."""
     return isinstance(value, list) and len(value) == layers and isinstance(value[0], str)
 
 
 def every_kind(value: list, layers: int) -> list:
-    """As many entries, with those that differ first."""
+    """That many entries, distinct ones first."""
     kinds = list(dict.fromkeys(value))
     return (kinds + value)[:layers]
 
@@ -107,7 +107,7 @@ def tiny_sections(value: dict[str, typing.Any], half: int) -> dict[str, typing.A
 
 
 def look(config: typing.Any, name: str, default: object) -> typing.Any:
-    """A field; configurations whose layers differ refuse some with errors of their own."""
+    """A field's value; configurations with differing layers refuse some with their own errors."""
     try:
         return getattr(config, name, default)
     except Exception:
@@ -115,14 +115,14 @@ def look(config: typing.Any, name: str, default: object) -> typing.Any:
 
 
 def fields_of(kind: type) -> dict[str, object]:
-    """Names and defaults of what a configuration takes."""
+    """Names and defaults of a configuration's arguments."""
     parameters = inspect.signature(kind.__init__).parameters.values()
     plain = [p for p in parameters if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)]
     return {p.name: p.default for p in plain if p.default is not p.empty}
 
 
 def merged(given: dict[str, typing.Any], more: dict[str, typing.Any]) -> dict[str, typing.Any]:
-    """`given` with what `more` says instead, also inside parts that both have."""
+    """`given` updated with `more`, recursively."""
     result = dict(given)
     for name, value in more.items():
         inner = result.get(name)
@@ -132,10 +132,10 @@ def merged(given: dict[str, typing.Any], more: dict[str, typing.Any]) -> dict[st
 
 
 def tiny_fields(config: typing.Any, special: dict[str, int] | None = None) -> dict[str, typing.Any]:
-    """What to give to the class of `config` for a tiny one of its likes.
+    """Arguments for the class of `config` that make a tiny version of it.
 
-    Fields are named only where they shrink, or where `config` has something else than its class
-    would choose: what follows from other fields (lists with an entry for each layer) is made anew.
+    Fields are listed only if they shrink, or if `config` differs from its class's default. Fields
+    derived from others (lists with an entry per layer) are left for the class to recompute.
     """
     kind, special = type(config), {} if special is None else special
     usual = kind()
@@ -169,5 +169,5 @@ STAGED = ("num_heads", "num_attention_heads")
 
 
 def tiny_config(kind: type, exceptions: dict[str, typing.Any] | None = None) -> typing.Any:
-    """A tiny configuration of a class of transformers."""
+    """A tiny configuration of a transformers class."""
     return kind(**merged(tiny_fields(kind()), exceptions or {}))

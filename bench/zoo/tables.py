@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The zoo's figures as text, as Markdown and against what is wanted of them."""
+"""The zoo's figures as text and as Markdown, and checked against their limits."""
 
 import statistics
 
@@ -10,7 +10,7 @@ MEDIAN_LIMIT = 0.08  # of the worst steps
 
 
 def sorted_rows(rows: list[Row]) -> list[Row]:
-    """Those that were measured, worst first."""
+    """The rows that were measured, worst first."""
     return sorted((row for row in rows if row.status == MEASURED), key=lambda row: -row.worst)
 
 
@@ -95,7 +95,7 @@ def report(rows: list[Row], steps: int, shown: int | None, markdown: bool) -> st
 
 
 def shortcomings(rows: list[Row]) -> list[str]:
-    """What is not as it is wanted to be."""
+    """Failures and missed limits."""
     good = sorted_rows(rows)
     found = [f"{r.library}/{r.name}: {r.reason}" for r in rows if r.status == FAILED]
     found += [f"{r.library}/{r.name}: {mark(r)}" for r in good if r.repeats and not r.bitwise]

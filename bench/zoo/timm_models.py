@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One small member of each family of timm, at fresh weights, on pictures of 64 x 64 where it can.
+"""One small member of each timm family, freshly initialised, on images of 64 x 64 where possible.
 
-A family is the letters that a name begins with, inside one module of timm.
+A family is the leading letters of a name, within one timm module.
 """
 
 import contextlib
@@ -11,7 +11,7 @@ import torch
 from errors import Task, float_tensors
 
 BATCH, CLASSES = 2, 10
-IMAGES = [64, 128, 224, 240, 256]  # the first that a model takes
+IMAGES = [64, 128, 224, 240, 256]  # the first that a model accepts
 MOST_PARAMETERS = 40_000_000
 SMALL = [
     "test",
@@ -33,7 +33,7 @@ SIZES = SMALL + MIDDLE + LARGE
 
 
 def size_of(name: str) -> tuple[int, int, str]:
-    """By words, then by numbers: the least is the smallest of its family, more or less."""
+    """Sorts by words, then by numbers, so that roughly the smallest of a family comes first."""
     words = [word for word in re.split(r"[_\d]+", name) if word in SIZES]
     rank = min((SIZES.index(word) for word in words), default=SIZES.index("m"))
     numbers = [int(number) for number in re.findall(r"\d+", name)]
@@ -62,7 +62,7 @@ def model_of(name: str, image: int) -> torch.nn.Module:
 
 
 class TooLarge(ValueError):
-    """Not for a zoo whose animals take seconds."""
+    """Too large for a zoo in which a model takes seconds."""
 
 
 def build(name: str) -> Task:
@@ -81,4 +81,4 @@ def build(name: str) -> Task:
             raise
         except Exception as error:
             tried.append(f"{image}: {type(error).__name__}: {error}")
-    raise ValueError(f"{name} took no picture: {'; '.join(tried)}")
+    raise ValueError(f"{name} accepted no image size: {'; '.join(tried)}")

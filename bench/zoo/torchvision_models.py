@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One small member of each family of torchvision: pictures, masks, boxes, films, motion."""
+"""One small member of each torchvision family: images, masks, boxes, video, optical flow."""
 
 import typing
 from collections.abc import Callable
@@ -24,14 +24,14 @@ def called_with(*inputs: Tensor) -> Callable[[torch.nn.Module], object]:
 
 
 def boxes() -> Callable[[torch.nn.Module], object]:
-    """Detectors take pictures and what is on them, and give losses."""
+    """Detectors take images and their annotations, and return losses."""
     images = [torch.rand(3, IMAGE, IMAGE) for _ in range(BATCH)]
     corners = torch.tensor([[4.0, 4.0, 40.0, 36.0], [20.0, 24.0, 60.0, 60.0]])
     targets = [{"boxes": corners, "labels": torch.tensor([1, 2])} for _ in images]
     return lambda model: model(images, targets)
 
 
-# Arguments of the builder, and what the model is called with.
+# Arguments of the builder, and the model's inputs.
 PICTURES: dict[str, dict[str, typing.Any]] = {
     "alexnet": {},
     "convnext_tiny": {},

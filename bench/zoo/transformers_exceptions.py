@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What no rule gets right: fields of some configurations of transformers, inputs of some models."""
+"""What no rule gets right: fields of some transformers configurations, inputs of some models."""
 
 import typing
 from collections.abc import Callable
@@ -73,7 +73,7 @@ FIELDS: dict[str, Fields] = {
 
 
 def patches_in_a_row(config: typing.Any) -> Inputs:
-    """Two pictures of four by four patches, the way that Qwen's vision models take them."""
+    """Two images of four by four patches, in the layout of Qwen's vision models."""
     patch, frames = config.patch_size, getattr(config, "temporal_patch_size", 1)
     patch = patch if isinstance(patch, int) else patch[0]
     channels = getattr(config, "num_channels", getattr(config, "in_channels", 3))

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every base model of transformers, tiny, at fresh weights, with a batch that it takes.
+"""Every base model in transformers, tiny, freshly initialised, with a batch it accepts.
 
-Configurations come from shrink.py. Inputs come from the parameters of `forward`: text, pictures,
-sound, alone or together; the first choice that runs and has a gradient is taken.
+Configurations come from shrink.py. Inputs are derived from the parameters of `forward`: text,
+images, sound, alone or together; the first choice that runs and has a gradient is used.
 """
 
 import inspect
@@ -39,7 +39,7 @@ def model_of(name: str) -> torch.nn.Module:
 
 
 def first_of(config: typing.Any, *fields: str) -> typing.Any:
-    """The first of the fields that the configuration or one of its parts has."""
+    """The first of the fields found in the configuration or one of its parts."""
     parts = [config, *(getattr(config, name, None) for name in type(config).sub_configs)]
     for part, field in itertools.product(parts, fields):
         value = getattr(part, field, None)
@@ -61,7 +61,7 @@ def pictures(config: typing.Any) -> list[Tensor]:
 
 
 def sounds(config: typing.Any) -> list[Tensor]:
-    """Spectrograms, both ways that transformers lays them out."""
+    """Spectrograms, in both layouts that transformers uses."""
     fields = ("num_mel_bins", "feature_size", "input_feat_per_channel", "n_mels", "input_dim")
     bins = first_of(config, *fields, "feature_projection_input_dim") or 80
     frames = 2 * (first_of(config, "max_source_positions") or FRAMES // 2)
@@ -82,7 +82,7 @@ def taken_by(model: torch.nn.Module) -> list[str]:
 
 
 def candidates(model: torch.nn.Module) -> dict[str, list[Tensor]]:
-    """For every parameter of `forward` that we know, what it could be given."""
+    """Candidate values for every known parameter of `forward`."""
     config = model.config
     known = {
         "input_ids": lambda: [ids()],
@@ -97,7 +97,7 @@ def candidates(model: torch.nn.Module) -> dict[str, list[Tensor]]:
 
 
 def choices(name: str, model: torch.nn.Module) -> Iterator[Inputs]:
-    """All that is known first; then one kind of input alone."""
+    """All known inputs first; then one kind of input alone."""
     if name in INPUTS:
         yield INPUTS[name](model.config)
         return
@@ -129,4 +129,4 @@ def build(name: str) -> Task:
             tried.append("no gradient")
         except Exception as error:
             tried.append(f"{'+'.join(inputs)}: {type(error).__name__}: {error}")
-    raise ValueError(f"{name} took none of its inputs: {'; '.join(tried[:4]) or 'none known'}")
+    raise ValueError(f"{name} accepted none of its inputs: {'; '.join(tried[:4]) or 'none known'}")

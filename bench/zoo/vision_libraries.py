@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds timm and torchvision where the benchmark has them installed.
+"""Finds timm and torchvision in the benchmark's own folder.
 
     .venv/bin/pip install --no-deps --target build/zoo --requirement scripts/requirements-zoo.txt
 
-A folder of their own, because the registry's torchvision is built for a torch with CUDA: beside a
-torch for the CPU its library does not load, its operators are missing, and `import torchvision`
-raises in whatever asks for it, transformers among them. Here they are defined before it asks.
+They live in a separate folder because the registry's torchvision is built for a torch with CUDA.
+With a CPU-only torch its library does not load, its operators are missing, and `import torchvision`
+raises in whatever imports it, including transformers. Here the operators are defined first.
 """
 
 import importlib
