@@ -2,8 +2,8 @@
 #
 # The front door. Set-up is in scripts/setup, build settings are in CMakePresets.json.
 #
-# TORCH=2.15.0, say, makes an environment and builds of its own for that torch, and nothing of the others
-# is touched.
+# TORCH=2.15.0, for example, uses a separate environment and builds for that torch and leaves the others
+# alone.
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
@@ -19,7 +19,7 @@ OF_TORCH = $(if $(TORCH),-$(TORCH))
 PYTHON = $(CURDIR)/.venv$(OF_TORCH)/bin/python
 PYTHON_BUILD = build/python$(OF_TORCH)
 ASAN_BUILD = build/asan-torch$(OF_TORCH)
-# What reaches every part of the layer without training for long.
+# Enough to reach every part of the torch layer without long training.
 ASAN_TESTS = $(patsubst %,tests/python/test_%.py,codecs controller probe recording replay sites traps \
   traps_context traps_tensors)
 
@@ -34,8 +34,8 @@ PYTHON_FILES = python tests/python examples/python bench/run bench/format_errors
 help:
 	@echo 'make demo ARGS=...     train two models, plain and folded; print memory, time and accuracy'
 	@echo 'make demo-core         pack a tensor at each width; print size, error and speed'
-	@echo 'make test              every test: core, sanitizers, fuzzers, Python'
-	@echo 'make test TORCH=2.15.0 the tests of the torch layer, with that torch in an environment of its own'
+	@echo 'make test              every test: core, sanitizers, fuzzers, torch layer, Python'
+	@echo 'make test TORCH=2.15.0 the tests of the torch layer, with that torch in a separate environment'
 	@echo 'make test-core         the C++ tests and examples (preset dev)'
 	@echo 'make test-asan         the C++ tests under the address and undefined sanitizers'
 	@echo 'make test-fuzz         the fuzzers, for a bounded time'
@@ -67,7 +67,7 @@ test-fuzz:
 	$(CMAKE_BUILD) fuzz
 	$(CTEST) fuzz
 
-# Of the C++ tests and examples, those with torch are built beside the package.
+# The C++ tests and examples that use torch are built with the package.
 test-python: PACKAGE_PARTS = tests demo
 test-python: PACKAGE_OPTIONS = ;BACKFOLD_TESTS=ON;BACKFOLD_EXAMPLES=ON
 test-python: package
@@ -81,7 +81,7 @@ test-asan-torch:
 	ctest --test-dir $(ASAN_BUILD) --parallel $(JOBS) --output-on-failure --no-tests=error
 	scripts/asan_python $(PYTHON) $(ASAN_BUILD) $(ASAN_TESTS)
 
-# The GPU kernels are of use to Python only where torch has CUDA.
+# GPU kernels are useful to Python only if torch has CUDA.
 package:
 	@scripts/setup build python $(PACKAGE_PARTS)
 	SKBUILD_CMAKE_DEFINE="BACKFOLD_CUDA=$$($(PYTHON) scripts/torch_cuda)$(PACKAGE_OPTIONS)" \

@@ -7,8 +7,8 @@ if(NOT BACKFOLD_CUDA STREQUAL "OFF")
   include(CheckLanguage)
   check_language(CUDA)
   if(CMAKE_CUDA_COMPILER)
-    # The GPUs of this machine, from compute capability 8.0 on, which the kernels need (NaN-propagating
-    # minima, warp reductions); where there are none, what runs on all of those.
+    # The GPUs of this machine, if their compute capability is at least 8.0, which the kernels need
+    # (NaN-propagating minima, warp reductions). Without a GPU, code that runs on all such GPUs.
     if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES AND NOT DEFINED ENV{CUDAARCHS})
       execute_process(COMMAND nvidia-smi --query-gpu=compute_cap --format=csv,noheader
         OUTPUT_VARIABLE capabilities RESULT_VARIABLE no_gpu ERROR_QUIET)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 #
-# backfold_torch: codecs on torch tensors, and the Python binding of it, _C.
+# backfold_torch: codecs on torch tensors; _C: its Python binding.
 #
 # torch is found through the Python that imports it, by its folder alone. Its own CMake package would
-# ask for a whole CUDA installation, and the sources here need none: they compile once for CPU and CUDA
-# builds of torch.
+# require a full CUDA installation, which the sources here do not need: they compile once for CPU and
+# CUDA builds of torch.
 
 set(BACKFOLD_TORCH OFF CACHE STRING "torch layer and Python binding: ON or OFF")
 if(NOT BACKFOLD_TORCH)
@@ -113,8 +113,8 @@ target_include_directories(backfold_torch PUBLIC
   $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/src> $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include>)
 target_compile_features(backfold_torch PUBLIC cxx_std_20)
 target_compile_options(backfold_torch PRIVATE -Wall -Wextra)
-# Most of a file's compile time is torch's headers. Sources include what they use all the same.
-# (Without a symbol of its own the library's compilation is like that of its tests, which share them.)
+# Most of a file's compile time is torch's headers. Sources still include what they use.
+# (With no compile definition of its own, the library compiles like its tests, which can share them.)
 set_target_properties(backfold_torch PROPERTIES DEFINE_SYMBOL "")
 target_precompile_headers(backfold_torch PRIVATE
   <ATen/Functions.h> <ATen/TensorOperators.h> <torch/csrc/autograd/function.h>)
@@ -125,8 +125,8 @@ target_link_libraries(backfold_torch
   PUBLIC backfold::libtorch
   PRIVATE backfold_core nlohmann_json::nlohmann_json)
 
-# torch has loaded a CUDA runtime of its own, for everyone to see: without this, half of the one in
-# backfold_core would be taken from there.
+# torch has loaded its own CUDA runtime with global symbols: without this, half of the symbols of the one
+# in backfold_core would resolve to it.
 target_link_options(backfold_torch PRIVATE -Wl,--exclude-libs,libcudart_static.a)
 
 Python_add_library(_C MODULE WITH_SOABI

@@ -11,7 +11,7 @@
 #include "backfold/group.h"
 
 int main() {
-  // -3, -1, 1 and 3, each quarter of the group beginning with the next of them. 2 bits count these
+  // -3, -1, 1 and 3, each quarter of the group starting with the next of them. 2 bits hold these
   // numbers exactly, so the bytes do not depend on the key.
   float source[128];
   for (int i = 0; i < 128; ++i) source[i] = static_cast<float>(2 * ((i + i / 32) % 4) - 3);

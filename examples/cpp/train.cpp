@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // A LibTorch program that trains a small convolutional network twice, plain and folded, and
-// compares what the two hold between forward and backward, and where they end.
+// compares what the two hold between forward and backward, and their final losses.
 //
 //   train [steps] [bits]        bits 0 folds only what is exact
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Packs one tensor at every width and layout: how small it gets, what it costs, how fast it goes.
+// Packs one tensor at every width and layout and prints size, error and speed.
 //
 //   widths [elements, default 2^24]
 
@@ -26,7 +26,7 @@ struct alignas(backfold::kPayloadAlignment) Block {
   std::byte bytes[backfold::kPayloadAlignment];
 };
 
-// What a transformer saves: tokens x channels, normal but for a few channels that are twenty times
+// What a transformer saves: tokens x channels, normal except for a few channels twenty times
 // larger.
 std::vector<float> make_tensor(std::int64_t count) {
   std::mt19937 random(1);
@@ -88,21 +88,21 @@ int main(int arguments, char** argument) {
     for (const auto& [layout, name] : {std::pair{backfold::Layout::kFlat, "flat"},
                                        std::pair{backfold::Layout::kStrided, "strided"},
                                        std::pair{backfold::Layout::kRotated, "rotated"}}) {
-      // A format says all there is to know about a packet; its size follows from it alone.
+      // A format fully describes a packet; its size depends on nothing else.
       const backfold::GroupFormat format{
           .bits = bits, .layout = layout, .count = count, .columns = kColumns};
       const std::size_t packed = backfold::packed_bytes(format);
       std::vector<Block> memory(packed / sizeof(Block));
       const backfold::Payload payload{memory.data(), packed};
 
-      // The key decides how elements are rounded: one seed per training run, one stream per tensor.
+      // The key determines the rounding: one seed per training run, one stream per tensor.
       const backfold::Key key{.seed = 42, .stream = 0};
       const double packing =
           best_seconds([&] { check(backfold::pack(format, source.data(), key, payload, {})); });
       const double unpacking =
           best_seconds([&] { check(backfold::unpack(format, payload, result.data(), {})); });
 
-      // What the format promises for these data, before packing them. A part of them is enough.
+      // The error that the format predicts for this data, without packing. A part of it is enough.
       backfold::GroupFormat part = format;
       part.count = std::min(count, 1024 * kColumns);
       double expected = 0;

@@ -3,8 +3,8 @@
 
     python examples/python/char_gpt.py
 
-The text is the help on Python's language that pydoc carries: half a million characters that are on
-every machine. main() is all there is to using Backfold.
+The text is pydoc's help on the Python language: half a million characters that are on every
+machine. main() shows everything needed to use Backfold.
 """
 
 from pydoc_data.topics import topics
@@ -21,7 +21,7 @@ BATCH = 32
 
 
 class Block(nn.Module):
-    """Causal attention and a feed-forward layer, each on a normalised copy of the stream."""
+    """Causal attention and a feed-forward layer, each on a normalised copy of its input."""
 
     def __init__(self):
         super().__init__()
@@ -44,7 +44,7 @@ class Block(nn.Module):
 
 
 class CharGPT(nn.Module):
-    """From the characters so far, the logits of the next one at every place."""
+    """Predicts the logits of the next character at every position."""
 
     def __init__(self, characters: int):
         super().__init__()
@@ -60,7 +60,7 @@ class CharGPT(nn.Module):
 
 
 class Topics:
-    """Pydoc's topics: one in ten to test on, the text of the others to train on."""
+    """Pydoc's topics: one in ten for testing, the text of the others for training."""
 
     name = "char_gpt"
     title = "topics, character GPT"
@@ -78,7 +78,7 @@ class Topics:
         return torch.tensor([index[character] for character in "".join(texts)])
 
     def model(self) -> nn.Module:
-        """A model at its start, the same one for the same seed."""
+        """An untrained model, the same for the same seed."""
         torch.manual_seed(self.seed)
         return CharGPT(len(self.alphabet)).to(self.device)
 
@@ -86,13 +86,13 @@ class Topics:
         return torch.optim.AdamW(model.parameters(), lr=3e-3)
 
     def cut(self, text: Tensor, seed: int) -> Tensor:
-        """A batch of places in the text, CONTEXT + 1 characters each."""
+        """A batch of excerpts of the text, CONTEXT + 1 characters each."""
         generator = torch.Generator().manual_seed(seed)
         starts = torch.randint(len(text) - CONTEXT, (BATCH, 1), generator=generator)
         return text[starts + torch.arange(CONTEXT + 1)].to(self.device)
 
     def batch(self, step: int) -> Tensor:
-        """What the given step trains on, the same for the same seed."""
+        """The batch of the given step, the same for the same seed."""
         return self.cut(self.train, self.seed * 1_000_003 + step)
 
     def loss(self, model: nn.Module, batch: Tensor) -> Tensor:
@@ -102,7 +102,7 @@ class Topics:
 
     @torch.no_grad()
     def score(self, model: nn.Module) -> float:
-        """The loss on text that no step has seen, in nats a character."""
+        """The loss on unseen text, in nats per character."""
         model.eval()
         losses = [self.loss(model, self.cut(self.test, seed)) for seed in range(8)]
         model.train()

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trains a CNN and a character GPT, each plain and folded, and puts the figures side by side.
+"""Trains a CNN and a character GPT, each plain and folded, and compares the figures.
 
     make demo
     make demo ARGS="--steps 500 --seed 1"
 
-Reports on memory and a picture of the losses go to build/demo.
+Memory reports and a plot of the losses go to build/demo.
 """
 
 import argparse
@@ -23,23 +23,23 @@ QUICK_STEPS = 4
 HEADER = ("", "", "unseen data", "held", "peak", "step")
 WIDTHS = ("<24", "<8", ">16", ">12", ">12", ">12")
 NOTES = """\
-unseen   one run each from one seed; another seed moves these figures as well
-held     bytes that autograd keeps from forward to backward, parameters not counted
-peak     the most bytes allocated by torch at one time in a whole step, beyond those at its start
-step     median time of forward, backward and optimizer, packing and unpacking included"""
+unseen   one run each with one seed; another seed changes these figures too
+held     bytes that autograd keeps between forward and backward, excluding parameters
+peak     the most bytes that torch has allocated at any point in a step, beyond those at its start
+step     median time of forward, backward and optimizer, including packing and unpacking"""
 
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--steps", type=int, help="of each training; a minute's worth if not given")
+    parser.add_argument("--steps", type=int, help="of each training run; default: about a minute")
     parser.add_argument(
         "--quick",
         dest="steps",
         action="store_const",
         const=QUICK_STEPS,
-        help=f"{QUICK_STEPS} steps, which show that all works and teach the models nothing",
+        help=f"{QUICK_STEPS} steps: enough to see that it works, too few to learn anything",
     )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
@@ -57,7 +57,7 @@ def line(*cells: str) -> str:
 
 
 def rows(task: Task, plain: Result, folded: Result) -> list[str]:
-    """The lines of the table on one task: plain, folded, folded as a part of plain."""
+    """The table lines of one task: plain, folded, folded / plain."""
 
     def figures(result: Result) -> list[str]:
         return [
@@ -80,7 +80,7 @@ def rows(task: Task, plain: Result, folded: Result) -> list[str]:
 
 
 def draw(compared: list[tuple[Task, Result, Result]], path: pathlib.Path) -> None:
-    """The loss of each task over the steps; folded is a thin line over the broad one of plain."""
+    """Plots the loss of each task; folded is a thin line over plain's broad one."""
     figure = Figure(figsize=(10, 4), layout="constrained")
     axes = figure.subplots(1, len(compared))
     for axis, (task, plain, folded) in zip(axes, compared, strict=True):
@@ -108,7 +108,7 @@ def main() -> None:
         plain, folded = train(task, BITS, chosen.steps or task.steps)
         compared.append((task, plain, folded))
         report = chosen.output / f"{task.name}.txt"
-        report.write_text(folded.report.text(rows=0))  # str(report) has the largest lines alone
+        report.write_text(folded.report.text(rows=0))  # str(report) has only the largest lines
         report.with_suffix(".json").write_text(folded.report.to_json() + "\n")
         reports.append(report)
     picture = chosen.output / "loss.png"

@@ -3,7 +3,7 @@
 
     python examples/python/digits.py
 
-main() is all there is to using Backfold; the rest is an ordinary model and its data.
+main() shows everything needed to use Backfold; the rest is an ordinary model and its data.
 """
 
 import backfold
@@ -16,7 +16,7 @@ WIDTH = 64
 
 
 class Residual(nn.Module):
-    """Two convolutions beside a path that leaves their input as it is."""
+    """Two convolutions with a skip connection."""
 
     def __init__(self):
         super().__init__()
@@ -50,7 +50,7 @@ def cnn() -> nn.Sequential:
 
 
 class Digits:
-    """1,797 handwritten digits: four fifths to train on, one fifth to test on."""
+    """1,797 handwritten digits: four fifths for training, one fifth for testing."""
 
     name = "digits"
     title = "digits, CNN"
@@ -65,7 +65,7 @@ class Digits:
         self.train, self.test = order[: len(order) * 4 // 5], order[len(order) * 4 // 5 :]
 
     def model(self) -> nn.Module:
-        """A model at its start, the same one for the same seed."""
+        """An untrained model, the same for the same seed."""
         torch.manual_seed(self.seed)
         return cnn().to(self.device)
 
@@ -73,7 +73,7 @@ class Digits:
         return torch.optim.AdamW(model.parameters(), lr=1e-3)
 
     def batch(self, step: int) -> tuple[Tensor, Tensor]:
-        """What the given step trains on, the same for the same seed."""
+        """The batch of the given step, the same for the same seed."""
         generator = torch.Generator().manual_seed(self.seed * 1_000_003 + step)
         chosen = self.train[torch.randperm(len(self.train), generator=generator)[:BATCH]]
         return self.images[chosen], self.labels[chosen]
@@ -84,7 +84,7 @@ class Digits:
 
     @torch.no_grad()
     def score(self, model: nn.Module) -> float:
-        """The part of the test images that the model names right."""
+        """The fraction of test images that the model classifies correctly."""
         model.eval()
         named = model(self.images[self.test]).argmax(dim=1)
         model.train()

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Trains the same model twice, plain and folded, and measures both.
 
-The two runs start from the same parameters and see the same batches and dropout masks. They take
-their steps in turn, so that whatever else the machine does slows both alike.
+The two runs start from the same parameters and see the same batches and dropout masks. They
+alternate steps, so that whatever else the machine does slows both alike.
 """
 
 import contextlib
@@ -22,11 +22,11 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
-WARM_UP = 5  # steps that the time of a step leaves out
+WARM_UP = 5  # steps excluded from the step time
 
 
 class Task(Protocol):
-    """What there is to learn. Everything follows from the seed."""
+    """A training task, fully determined by its seed."""
 
     name: str
     title: str
@@ -44,7 +44,7 @@ class Task(Protocol):
 
 @dataclass
 class Result:
-    """What one run gave."""
+    """The outcome of one run."""
 
     losses: list[float]
     score: float
@@ -55,7 +55,7 @@ class Result:
 
 
 class Run:
-    """One model and its training, as torch alone does it."""
+    """One model and its training, in torch alone."""
 
     def __init__(self, task: Task):
         self.task = task
@@ -89,7 +89,7 @@ class Run:
         return report, report.to_dict()["unique_bytes"]
 
     def result(self) -> Result:
-        """Scores the model, then measures its memory, which changes it."""
+        """Scores the model, then measures its memory, which changes the model."""
         score = self.task.score(self.model)
         report, held_bytes = self.held()
         return Result(
@@ -103,7 +103,7 @@ class Run:
 
 
 class FoldedRun(Run):
-    """The same with what autograd keeps folded to `bits` bits."""
+    """The same, with what autograd saves folded to `bits` bits."""
 
     def __init__(self, task: Task, bits: int):
         super().__init__(task)
@@ -120,9 +120,9 @@ def wait_for(device: str) -> None:
 
 
 def peak_bytes(step: Callable[[], object], device: str) -> int:
-    """The most bytes that torch had allocated at one time in a step, beyond those at its start.
+    """The most bytes that torch had allocated at any point in a step, beyond those at its start.
 
-    On the CPU torch keeps no such count, but its profiler sees each allocation and release.
+    On the CPU torch keeps no such count, but its profiler sees every allocation and release.
     """
     if torch.device(device).type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
@@ -130,7 +130,7 @@ def peak_bytes(step: Callable[[], object], device: str) -> int:
         step()
         return torch.cuda.max_memory_allocated(device) - before
 
-    os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # else the profiler writes to the terminal
+    os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # otherwise the profiler writes to the terminal
     with torch.profiler.profile(
         activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
     ) as profile:
@@ -145,7 +145,7 @@ def peak_bytes(step: Callable[[], object], device: str) -> int:
 
 
 def train(task: Task, bits: int, steps: int) -> tuple[Result, Result]:
-    """Trains plain and folded; returns the results in this order."""
+    """Trains plain and folded; returns the results in that order."""
     plain, folded = Run(task), FoldedRun(task, bits)
     with tqdm(range(steps), desc=task.title, unit="step", disable=None) as progress:
         for step in progress:
