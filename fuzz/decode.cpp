@@ -2,13 +2,13 @@
 //
 // Decodes arbitrary bytes under an arbitrary format, with every codec.
 //
-// The first bytes of an input make the format (formats.h); the next ones say how the buffers lie;
-// the rest is the payload. What must hold:
+// The first bytes of an input make the format (formats.h); the next ones place the buffers; the
+// rest is the payload. What must hold:
 //
 //   - a call returns a status; reads and writes stay inside buffers of exactly the size that the
 //     format asks for (the sanitizers watch)
-//   - a format that validate() refuses is refused by unpack() with the same words
-//   - reference and every SIMD target return the same status and, bit for bit, the same elements
+//   - a format that validate() refuses is refused by unpack() with the same message
+//   - the reference and every SIMD target return the same status and bitwise the same elements
 
 #include "formats.h"
 #include "input.h"
@@ -23,7 +23,7 @@ void decode(const Format& format, Input& input) {
   const std::size_t needed = packed_bytes(format);
   require(valid.ok() || needed == 0, "packed_bytes() of a format that validate() refuses is 0");
 
-  // A format that asks for more than there may be gets less, and is refused.
+  // A format that needs more than the limit gets less, and is refused.
   const bool served = needed <= kMostBytes && element_bytes(format) <= kMostBytes;
   std::size_t bytes = served ? needed : std::min(needed - 1, input.rest().size());
   bytes -= std::min(bytes, places.missing);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// An input's format: its first byte says whether fields have values that are allowed or any and
-// whether rows of a group quantizer are scaled, the second chooses the codec, the next ones fill
-// the fields.
+// An input's format: its first byte says whether fields take only allowed values or any, and
+// whether the rows of a group quantizer are scaled; the second chooses the codec; the next ones
+// fill the fields.
 
 #ifndef BACKFOLD_FUZZ_FORMATS_H_
 #define BACKFOLD_FUZZ_FORMATS_H_
@@ -49,7 +49,7 @@ inline GroupFormat read(Input& input) {
   return format;
 }
 
-// The group quantizer over rows that are brought to one scale, as a format of its own.
+// The group quantizer over scaled rows, as a format of its own.
 struct ScaledGroup : GroupFormat {
   std::vector<float> shift, scale;
   std::int64_t run = 0;

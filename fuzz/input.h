@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the fuzz targets share: reading an input field by field, and buffers whose surroundings the
+// Shared by the fuzz targets: reading an input field by field, and buffers whose surroundings the
 // address sanitizer watches.
 
 #ifndef BACKFOLD_FUZZ_INPUT_H_
@@ -18,7 +18,7 @@
 
 namespace backfold::fuzz {
 
-// What an input says, field by field; zeros once it is used up.
+// An input's fields, in order; zeros once it is used up.
 class Input {
  public:
   explicit Input(std::span<const std::uint8_t> bytes) : left_(bytes) {}
@@ -84,7 +84,7 @@ class Buffer {
   }
   void fill(std::uint8_t byte) const { std::memset(data_, byte, bytes_); }
 
-  // As often as it takes to fill the buffer; zeros if there are none.
+  // Repeated to fill the buffer; zeros if there are none.
   void fill_with(std::span<const std::uint8_t> content) const {
     fill(0);
     for (std::size_t i = 0; !content.empty() && i < bytes_; i += content.size())
@@ -98,7 +98,7 @@ class Buffer {
   std::size_t bytes_;
 };
 
-// Where an input puts its buffers: now and then at an alignment that is refused.
+// Where an input puts its buffers: occasionally at an alignment that is refused.
 struct Places {
   Places(Input& input, std::size_t element_bytes) {
     const bool astray = input.any<std::uint8_t>() % 8 == 7;
@@ -112,7 +112,7 @@ struct Places {
   std::size_t missing;  // bytes that the payload is short of
 };
 
-// A format that asks for more than this, of payload or of elements, is not served.
+// A format that needs more than this, of payload or of elements, is skipped.
 inline constexpr std::size_t kMostBytes = 1 << 20;
 
 }  // namespace backfold::fuzz

@@ -2,15 +2,15 @@
 //
 // Packs arbitrary elements under an arbitrary format and key, with every codec.
 //
-// The first bytes of an input make the format (formats.h); the next ones say how the buffers lie,
-// what the key is and how the rest becomes elements. What must hold:
+// The first bytes of an input make the format (formats.h); the next ones place the buffers, set the
+// key and say how the rest becomes elements. What must hold:
 //
 //   - a call returns a status; reads and writes stay inside buffers of exactly the size that the
-//     format asks for (the sanitizers watch), and the source stays what it was
-//   - a format that validate() refuses is refused by pack() with the same words
-//   - reference and every SIMD target return the same status and, byte for byte, the same packet,
-//     whatever its memory held before
-//   - what was packed decodes; where nothing may be lost, to the source
+//     format asks for (the sanitizers watch), and the source is unchanged
+//   - a format that validate() refuses is refused by pack() with the same message
+//   - the reference and every SIMD target return the same status and, byte for byte, the same
+//     packet, whatever its memory held before
+//   - the packet decodes; under a lossless format, to the source
 
 #include <concepts>
 #include <cstdint>
@@ -24,8 +24,8 @@
 namespace backfold::fuzz {
 namespace {
 
-// How the bytes of an input become elements. Raw ones are seldom near each other, and break most of
-// the promises that some codecs ask for.
+// How the bytes of an input become elements. Raw ones are rarely close to each other, and break
+// most of the preconditions of some codecs.
 enum class Kind { kRaw, kSmall, kNonNegative, kTwoValued };
 
 double number_of(Kind kind, std::uint8_t byte) {
@@ -77,13 +77,12 @@ ElementType type_of(const Format& format) {
     return ElementType::kBool;  // bytes
 }
 
-// Where nothing may be lost.
+// For lossless formats.
 template <typename Format>
 concept Lossless = std::same_as<Format, MaskFormat> || std::same_as<Format, NarrowFormat> ||
     std::same_as<Format, CopyFormat>;
 
-// Numbers of a codec's own, one or two for each sample or channel: an input's bytes, or the same
-// for all.
+// A codec's own numbers, one or two per sample or channel: an input's bytes, or the same for all.
 class Numbers {
  public:
   Numbers(Input& input, std::int64_t count)

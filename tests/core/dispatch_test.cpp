@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A forced backend is the one that runs, and threads share out work without overlap.
+// A forced backend is the one that runs, and threads divide work without overlap.
 
 #include "base/dispatch.h"
 
@@ -28,7 +28,7 @@
 namespace backfold::testing {
 namespace {
 
-// What ran: the name that pack and unpack both gave.
+// What ran: the name that pack and unpack both reported.
 std::string runner(Execution execution) {
   const GroupFormat format{.bits = 4, .count = 128};
   Memory source(execution.backend, 512), payload(execution.backend, packed_bytes(format));
@@ -55,7 +55,7 @@ TEST(Dispatch, RunsWhatIsForced) {
   }
 }
 
-// CMake runs this once more with BACKFOLD_TARGET=reference.
+// CMake runs this again with BACKFOLD_TARGET=reference.
 TEST(Dispatch, ChoosesTheBestTargetUnlessTheEnvironmentNamesOne) {
   const std::string best =
       simd_targets().empty() ? "reference" : std::string(simd_targets().front());
@@ -101,8 +101,8 @@ Addresses functions(const cpu::RangedKernels& k) {
 Addresses functions(const cpu::SampleKernels& k) { return addresses(k.score); }
 Addresses functions(const cpu::TableKernels& k) { return addresses(k.pack, k.unpack); }
 
-// Any target's kernels give the right bytes: only the kernels can say that those of another one
-// were filed under a name. They carry what they were compiled for; execution.ran repeats it.
+// Any target's kernels give the right bytes, so only the kernels can reveal that another target's
+// were registered under a name. They carry what they were compiled for; execution.ran repeats it.
 template <typename Kernels>
 void expect_own_kernels(const char* family, Kernels (*kernels_of)(std::int64_t)) {
   std::set<void (*)()> seen;
@@ -175,7 +175,7 @@ TEST(Threads, CoverEveryItemOnce) {
 }
 
 TEST(Threads, RunAtTheSameTime) {
-  // Each of two shares waits for the other: one thread after the other would never end.
+  // Each of two shares waits for the other: run one after the other, they would never finish.
   std::atomic<int> arrived = 0;
   core::split_over_threads(2, 1, 2, [&](std::int64_t, std::int64_t) {
     ++arrived;

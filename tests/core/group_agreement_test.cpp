@@ -14,8 +14,8 @@
 namespace backfold::testing {
 namespace {
 
-// Payloads are compared whole, padding and missing codes included. A backend that fuses where the
-// reference does not, rounds a conversion otherwise or takes another order of sums fails on the
+// Whole payloads are compared, including padding and unused codes. A backend that fuses where the
+// reference does not, rounds a conversion differently or changes the order of sums fails on the
 // first hundred elements of "normal"; one that is off at a border fails at the sizes around 128.
 void expect_agreement(GroupFormat format, Kind kind, std::int64_t count, std::int64_t columns,
                       std::size_t offset) {
@@ -34,7 +34,7 @@ void expect_agreement(GroupFormat format, Kind kind, std::int64_t count, std::in
   }
 }
 
-// Rows of 1 make every group a single element; 3 divides none of the counts it is used with.
+// With one row every group is a single element; 3 divides none of the counts it is used with.
 constexpr struct {
   std::int64_t rows, columns;
 } kShapes[] = {{1, 1},    {1, 130}, {127, 3},  {128, 31}, {129, 1},
@@ -83,7 +83,7 @@ TEST(GroupAgreement, ForEveryNumberOfRowsUpTo1025) {
     ASSERT_NO_FATAL_FAILURE(expect_agreement(format, Kind::kNormal, rows * 3, 3, 0));
 }
 
-// Elements are aligned to their own size and no more.
+// Elements are aligned only to their own size.
 TEST(GroupAgreement, ForSourcesAtAnyAlignment) {
   for (const GroupFormat& format : all_formats()) {
     if (format.bits != 2 && format.bits != 6 && format.bits != 8) continue;
@@ -108,7 +108,7 @@ TEST(GroupAgreement, ForAnyNumberOfThreads) {
   }
 }
 
-// Decoding past the caches is another code path from 4 MiB on.
+// From 4 MiB on, decoding bypasses the caches, in another code path.
 TEST(GroupAgreement, ForDestinationsLargerThanTheCaches) {
   for (const ElementType type : kFloatTypes) {
     const auto count = static_cast<std::int64_t>((5u << 20) / size_of(type)) + 77;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Data that a group quantizer meets, ordinary and awkward.
+// Test data for a group quantizer, ordinary and awkward.
 
 #ifndef BACKFOLD_TESTS_CORE_GROUP_DATA_H_
 #define BACKFOLD_TESTS_CORE_GROUP_DATA_H_
@@ -33,7 +33,7 @@ enum class Kind {
   kHeavyTailed,
   kRelu,
   kFarFromZero,  // -10.8 +- 0.01
-  kVeryFar,      // further than an ordinary header reaches
+  kVeryFar,      // farther than an ordinary header reaches
   kConstant,
   kZeros,
   kMixedZeros,  // -0 and +0
@@ -45,7 +45,7 @@ enum class Kind {
   kMixedKinds,
   kOnlyNonFinite,
   kTwoValued,
-  kOneOutlier,  // zeros but for one element
+  kOneOutlier,  // zeros except for one element
 };
 
 inline constexpr Kind kAllKinds[] = {
@@ -58,7 +58,7 @@ inline constexpr Kind kAllKinds[] = {
 
 const char* name_of(Kind kind);
 
-// `count` elements of a kind, the same for the same arguments. None is negative if so asked.
+// `count` elements of a kind, the same for the same arguments. None is negative if so requested.
 Elements make_elements(Kind kind, ElementType type, std::int64_t count, bool non_negative,
                        std::uint64_t seed = 1);
 
@@ -66,7 +66,7 @@ inline constexpr ElementType kFloatTypes[] = {ElementType::kF32, ElementType::kF
                                               ElementType::kBF16, ElementType::kF64};
 inline constexpr int kWidths[] = {1, 2, 3, 4, 5, 6, 8, 16};
 
-// Every format that validate() accepts, but for its count and columns.
+// Every format that validate() accepts, except for its count and columns.
 std::vector<GroupFormat> all_formats();
 
 // "fp32 4 bit strided 128 zero-exact 1003 (17 columns)".

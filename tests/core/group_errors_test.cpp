@@ -22,7 +22,7 @@ constexpr std::int64_t kMax64 = std::numeric_limits<std::int64_t>::max();
 
 struct BadFormat {
   GroupFormat format;
-  const char* words;  // that the message must hold
+  const char* words;  // that the message must contain
 };
 
 const BadFormat kBadFormats[] = {
@@ -75,7 +75,7 @@ TEST(GroupErrors, NameWhatIsWrongWithAFormat) {
   }
 }
 
-// Memory for calls that must fail. expect_untouched() says that they wrote nothing.
+// Memory for calls that must fail. expect_untouched() checks that they wrote nothing.
 class GroupCallErrors : public ::testing::Test {
  protected:
   static constexpr std::size_t kNeeded = 16 + 2 * 64;
@@ -173,7 +173,7 @@ TEST_F(GroupCallErrors, NameAnExecutionThatIsNotThere) {
   }
 }
 
-// Found only where builds look at the data.
+// Found only in builds that check the data.
 TEST(GroupContract, NamesANegativeElementOfAZeroExactSource) {
   if (!core::kCheckContracts) GTEST_SKIP() << "built with NDEBUG";
   for (const ElementType type :

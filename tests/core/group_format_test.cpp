@@ -172,8 +172,8 @@ TEST(GroupBytes, AreThoseOfTheHeaderFile) {
   }
 }
 
-// Half a step above a code, an element takes the uppermost of its random bits for its code: at one
-// bit the codes are what docs/formats.md draws for this key, written down here as it says them.
+// Half a step above a code, an element takes the uppermost of its random bits as its code: at one
+// bit the codes are those that docs/formats.md lists for this key, copied here.
 TEST(GroupBytes, AreDrawnByTheNumbersOfTheDocumentation) {
   const unsigned codes[16] = {0xc2, 0x4a, 0x9f, 0xbf, 0xcd, 0xd9, 0x8e, 0x37,
                               0xd8, 0xb1, 0xb7, 0x65, 0xed, 0x7b, 0xd2, 0xab};

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How a group's range becomes 32 bits: outward, and hardly wider.
+// How a group's range becomes 32 bits: rounded outward, and barely wider.
 
 #include <gtest/gtest.h>
 
@@ -42,8 +42,8 @@ Decoded decoded(const Range& range, const Levels& levels) {
           grid.step};
 }
 
-// fp32 rounding of the group's end points, the one inaccuracy that is allowed: two units in the
-// last place of the range.
+// fp32 rounding of the group's end points, the only inaccuracy allowed: two units in the last place
+// of the range.
 double slack(float low, float high) {
   return 0x1p-22 * (std::fabs(static_cast<double>(low)) + std::fabs(static_cast<double>(high)));
 }
@@ -54,13 +54,13 @@ void expect_outward(float low, float high, const Levels& levels, Kind kind) {
   ASSERT_LE(found.low, low) << "steps " << levels.steps << " low " << low << " high " << high;
   ASSERT_GE(found.high, high - slack(low, high))
       << "steps " << levels.steps << " low " << low << " high " << high;
-  // The base that codes are drawn with is the one that they decode with.
+  // Codes are drawn and decoded with the same base.
   ASSERT_EQ(range.base, static_cast<float>(found.low)) << "low " << low << " high " << high;
   ASSERT_EQ(range.inverse, 1.0f / static_cast<float>(found.step));
   ASSERT_EQ(kind_in(range.header), kind);
 }
 
-// Variance of stochastic rounding goes with the square of the step.
+// The variance of stochastic rounding grows with the square of the step.
 double inflation(float low, float high, const Levels& levels) {
   const Decoded found = decoded(round_outward(low, high, levels, kFinite), levels);
   const double ratio = found.step * levels.steps / (static_cast<double>(high) - low);
@@ -135,7 +135,7 @@ TEST(GroupRange, GrowsTheVarianceByLessThanFivePercentUpToAHundredRangesFromZero
   EXPECT_GT(worst, 1.02);  // the sweep comes near the bound of (1 + 2/128)^2
 }
 
-// What a minimum of 16 bits would do that is a bf16 number instead of a count of units.
+// What a 16-bit minimum would do if it were a bf16 number instead of a count of units.
 double inflation_with_bf16_minimum(float low, float high) {
   float base = bfloat_to_float(float_to_bfloat(low));
   if (base > low) base -= std::fabs(base) * 0x1p-7f;

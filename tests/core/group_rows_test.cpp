@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Values scaled by row: on every backend the payload is that of the scaled values, bit for bit, and
-// what comes back is what the formula makes of their decoded ones.
+// the result is the formula applied to their decoded values.
 
 #include <gtest/gtest.h>
 
@@ -25,7 +25,7 @@ struct Rows {
   bool shifted;
 };
 
-// Rows whose sizes differ by twelve orders of magnitude, one of them of no size at all.
+// Rows whose magnitudes differ by twelve orders, one of them zero.
 std::vector<float> scales_of(std::int64_t rows) {
   std::vector<float> scales;
   for (std::int64_t r = 0; r < rows; ++r)
@@ -121,7 +121,7 @@ TEST(GroupRows, LeavesSpecialElementsSpecial) {
               expect_scaled({.type = type, .bits = 4, .layout = layout}, rows, 260 * 35, 35, kind));
 }
 
-// Rounded as they are, a row a million times smaller than its neighbours comes back as their noise:
+// Without scaling, a row a million times smaller than its neighbours comes back as their noise:
 // errors of 1e5 times its own size. Scaled, each row has errors of its own size.
 TEST(GroupRows, KeepErrorsInTheirRow) {
   constexpr std::int64_t kRun = 48, kCount = 64;

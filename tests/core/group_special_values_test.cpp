@@ -37,7 +37,7 @@ std::uint32_t header_of(const Bytes& payload, std::size_t group) {
   return header;
 }
 
-// A grid would round 0.1 to its step's 8 bits; the codes have room for all of it.
+// A grid would round 0.1 to its step's 8 bits; the code bytes can hold all of it.
 TEST(GroupSpecialValues, ConstantGroupsAreExact) {
   const double values[] = {0.0,       -0.0,       0.1,           -1.0 / 3, -10.8,
                            65504.0,   1e-40,      1e300,         -1e300,   5e-324,
@@ -57,7 +57,7 @@ TEST(GroupSpecialValues, ConstantGroupsAreExact) {
   }
 }
 
-// Spikes and masks kept as floats. A range rounded outward where it need not be moves both values.
+// Spikes and masks stored as floats. Rounding the range outward needlessly would move both values.
 TEST(GroupSpecialValues, TwoValuesThatTheHeaderHoldsAreExactAtOneBit) {
   const std::pair<double, double> pairs[] = {{0.0, 1.0},         {0.0, 1.109375},   {-1.0, 1.0},
                                              {-0.5, 2.5},        {100.0, 101.0},    {-64.0, 0.0},
@@ -157,7 +157,7 @@ TEST(GroupSpecialValues, AtOneBitFiniteElementsBesideInfinitiesDecodeToTheirMean
   }
 }
 
-// Ranges are rounded outward, so the top of the grid lies above the largest element.
+// Ranges are rounded outward, so the top of the grid is above the largest element.
 TEST(GroupSpecialValues, FiniteElementsNeverDecodeToInfinity) {
   for (const GroupFormat& format : all_formats()) {
     const double largest = format.type == ElementType::kF16    ? 65504.0
@@ -182,7 +182,7 @@ TEST(GroupSpecialValues, FiniteElementsNeverDecodeToInfinity) {
   }
 }
 
-// A misplaced code or a range that misses an element would move it further.
+// A misplaced code or a range that misses an element would move it farther.
 TEST(GroupSpecialValues, NoElementMovesByMoreThanAStep) {
   for (const GroupFormat& format : all_formats()) {
     if (format.layout == Layout::kRotated || size_of(format.type) < 4) continue;
@@ -274,7 +274,7 @@ TEST(GroupSpecialValues, ARotatedGroupWithInfinitiesIsStoredUnrotated) {
   EXPECT_NE(header_of(payload, 0) & core::kExtended, 0u);
 }
 
-// What a rotation is for: the range of one large element is shared by all.
+// The point of a rotation: all elements share the range of one large element.
 TEST(GroupSpecialValues, ARotationSpreadsAnOutlier) {
   GroupFormat format{.bits = 4, .count = 1280};
   Elements source = make_elements(Kind::kNormal, format.type, format.count, false);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Unbiased, and with the variance that the model says: packs the same tensor under many keys and
-// looks at the errors. scripts/mutate shows that these tests fail when the arithmetic is wrong.
+// Unbiased, and with the variance of the error model: packs the same tensor under many keys and
+// examines the errors. scripts/mutate shows that these tests fail when the arithmetic is wrong.
 
 #include <gtest/gtest.h>
 
@@ -78,7 +78,7 @@ class Draws {
     return worst;
   }
 
-  // Variance of the groups' sums by the sum of their elements' variances: 1 where errors of
+  // Variance of the groups' sums / sum of their elements' variances: 1 where errors of
   // different elements are not correlated.
   double correlation() const {
     double together = 0, alone = 0;
@@ -219,7 +219,7 @@ TEST(GroupStatistics, HasErrorsThatDoNotAddUp) {
   });
 }
 
-// The squared error that a grid of unrounded end points would have: what the 32-bit header costs.
+// The squared error of a grid with unrounded end points, to show what the 32-bit header costs.
 TEST(GroupStatistics, HasTheSquaredErrorOfAnExactGridUpToAFewPercent) {
   for (const int bits : kWidths) {
     const GroupFormat format{.bits = bits, .count = 128 * 64};

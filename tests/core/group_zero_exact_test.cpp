@@ -105,7 +105,7 @@ TEST(GroupZeroExact, HasAQuarterOfTheErrorOfOneBitLessAndASignBit) {
   }
 }
 
-// What the exact zero costs beside a plain grid of the same width: one step of 2^b - 1.
+// What the exact zero costs relative to a plain grid of the same width: one step of 2^b - 1.
 TEST(GroupZeroExact, CostsFifteenPercentAtFourBits) {
   GroupFormat format{.bits = 4, .zero_exact = true, .count = 128 * 200};
   const Elements source = make_elements(Kind::kRelu, format.type, format.count, true);

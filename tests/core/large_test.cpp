@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Tensors of more than 2^31 elements: an index of 32 bits anywhere wraps there, reads or writes the
-// wrong end, and the payloads differ. Needs a GPU and, on the host, some 20 GiB and several
-// threads, so these run where a GPU is and not elsewhere.
+// Tensors of more than 2^31 elements: a 32-bit index anywhere would wrap, read or write the wrong
+// end, and make the payloads differ. Needs a GPU and, on the host, about 20 GiB and several
+// threads, so these tests run only where there is a GPU.
 
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>

@@ -80,7 +80,7 @@ TEST(Mask, ComesBackBitForBitAtEverySizeAndOffset) {
 }
 
 TEST(Mask, FindsItsValueWhereverItStands) {
-  // A value looked for in the first word only is 0 for all but the first of these.
+  // A search of the first word alone would find 0 for all but the first of these.
   for (const ElementType type : kTypes)
     for (const std::size_t index : {0, 63, 64, 1'023, 1'024, 299'999, 300'000}) {
       const MaskFormat format = {type, 300'001};
@@ -137,7 +137,7 @@ TEST(Mask, TheLookTellsTwoValuesFromMore) {
                              {{0x7f800000, 0}, true, HUGE_VAL}};
   cases.push_back({std::vector<std::uint32_t>(10'000, one), true, 1.0});
   cases.push_back(cases.back());
-  cases.back().elements[9'999] = two;  // past the first chunk that is looked at
+  cases.back().elements[9'999] = two;  // past the first chunk that is searched
   cases.back().two_valued = false, cases.back().value = 0.0;
   for (const Case& wanted : cases) {
     bool two_valued = !wanted.two_valued;

@@ -83,7 +83,7 @@ Sample sample_of(const NarrowFormat& format, std::size_t width) {
 }
 
 TEST(Narrow, TakesTheFewestBytesThatHoldTheLargestCode) {
-  // A sentinel that is not counted gives 1 for the fourth and 2 for the seventh.
+  // Without counting the sentinel, the fourth would be 1 and the seventh 2.
   const std::size_t widths[] = {1, 1, 1, 2, 2, 2, 4, 4, 4, 2, 4, 1, 1, 2, 2, 1, 1, 1, 1};
   static_assert(std::size(widths) == std::size(kFormats));
   for (std::size_t i = 0; i < std::size(kFormats); ++i) {

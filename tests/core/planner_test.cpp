@@ -88,7 +88,7 @@ std::int64_t budget_between(const Sites& sites, double part) {
   return least + static_cast<std::int64_t>(part * static_cast<double>(most_bytes(sites) - least));
 }
 
-// A plan that keeps what every plan promises.
+// A plan that meets the guarantees of every plan.
 Plan planned(const Sites& sites, std::int64_t budget) {
   Plan plan;
   const Status status = make_plan(sites, budget, &plan);
@@ -233,7 +233,7 @@ TEST(Planner, StaysWithinOnePercentOfTheBound) {
   }
 }
 
-// While the large site's next step does not fit, all other sites share what it would take.
+// While the large site's next step does not fit, the other sites share the bytes it would take.
 TEST(Planner, SpendsWhatOneLargeSiteCannotUse) {
   Sites sites = realistic(3'000, 3, 100);
   sites.push_back(realistic(1, 4, 1.5)[0]);

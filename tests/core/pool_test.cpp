@@ -27,7 +27,7 @@ std::string text_of(const PoolFormat& format) {
          std::to_string(format.width) + " x " + std::to_string(format.inner);
 }
 
-// What a call of pack() and unpack() gives, on every backend alike.
+// The results of pack() and unpack(), the same on every backend.
 void expect_agreement(const PoolFormat& format, Kind kind, std::size_t offset) {
   if (!validate(format).ok()) return;
   const Elements source = make_elements(kind, format.type, count(format), false);
@@ -96,7 +96,7 @@ TEST(Pool, AnyNumberOfThreadsGivesTheSameBytes) {
           expect_agreement(format_of(ElementType::kF32, 8, bits, shape), Kind::kNormal, 0));
 }
 
-// Decoders meet bytes that no pack() wrote: averages and headers of every kind.
+// Decoders must handle bytes that no pack() wrote: averages and headers of every kind.
 TEST(Pool, ArbitraryBytesDecodeAlike) {
   for (const ElementType type : kFloatTypes)
     for (const int bits : {0, 2, 8})
@@ -116,7 +116,7 @@ std::vector<double> decoded(const PoolFormat& format, const Elements& source, st
   return Elements{format.type, unpacked(format, payload, place)}.numbers();
 }
 
-// Where the elements of a tensor's blocks lie, by plain loops over positions.
+// Positions of the elements of a tensor's blocks, by plain loops.
 std::vector<std::vector<std::size_t>> blocks_of(const PoolFormat& format) {
   const std::int64_t b = format.block;
   const auto parts = [&](std::int64_t size) { return (size + b - 1) / b; };

@@ -52,7 +52,7 @@ double number(ElementType type, std::uint64_t bits) {
   return std::bit_cast<float>(static_cast<std::uint32_t>(bits));
 }
 
-// What the header says, on numbers. fp64 holds all others, so it may compare for them.
+// The header's definition, on numbers. fp64 holds all other types, so it can compare for them.
 bool holds(const PredicateFormat& format, double x) {
   const bool wide = format.type == ElementType::kF64;
   const double low = wide ? format.low : static_cast<float>(format.low);
@@ -202,7 +202,7 @@ TEST(Predicate, UnpacksToTheTwoValuesInTheElementsType) {
         for (std::size_t i = 0; i < 9; ++i) {
           const double asked = i == 0 || i == 2 || i == 8 ? if_true : if_false;
           const double got = number(type, element_at(result, type, i));
-          // To nearest: off by at most half a unit in the last place, or half the least number.
+          // To nearest: off by at most half a unit in the last place, or half the smallest number.
           const int digits = type == ElementType::kF64   ? 53
                              : type == ElementType::kF32 ? 24
                              : type == ElementType::kF16 ? 11

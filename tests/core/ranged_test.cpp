@@ -86,7 +86,7 @@ Ranges plainly_widened(const RangedFormat& format, const Elements& source, Range
   return ranges;
 }
 
-// Ranges as running estimates are: near the data, too narrow for some of it. A few are odd.
+// Ranges like running estimates: close to the data, too narrow for some of it. A few are odd.
 Ranges some_ranges(std::int64_t channels, bool odd) {
   constexpr float kOdd[][2] = {{0.5f, 0.5f},    {kInf, -kInf}, {NAN, 1.0f},    {2.0f, 1.0f},
                                {-3e38f, 3e38f}, {1.0f, kInf},  {0.0f, 1e-40f}, {-0.0f, 0.0f}};

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What stochastic rounding asks of its random numbers: each uniform, no two correlated, nothing in
-// common between keys. Fixed keys, so that a pass stays a pass. And that they stay what they are:
-// packets of one version are those of the next.
+// What stochastic rounding needs of its random numbers: each uniform, no two correlated, nothing in
+// common between keys. Keys are fixed, so that a pass stays a pass. The numbers themselves must not
+// change: packets of one version are those of the next.
 
 #include "base/rng.h"
 
@@ -51,7 +51,7 @@ double correlation_z(const std::vector<bool>& a, const std::vector<bool>& b, std
   return covariance / std::sqrt(variance) * std::sqrt(size);
 }
 
-// The formula of docs/formats.md, computed elsewhere. A change here is a change of every packet.
+// The formula of docs/formats.md, computed independently. A change here changes every packet.
 TEST(RandomNumbers, AreTheKnownOnes) {
   struct Answer {
     Key key;

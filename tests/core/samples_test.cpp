@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The sample quantizer: its bytes on every backend, who gets which width, and what that is good
-// for.
+// The sample quantizer: its bytes on every backend, which samples get which width, and what that
+// gains.
 
 #include "backfold/samples.h"
 
@@ -126,7 +126,7 @@ TEST(Samples, AgreeForEverySizeUpTo1025) {
         Kind::kHeavyTailed, {}, static_cast<std::size_t>(per_sample % 5)));
 }
 
-// Several thread blocks rank here, each in several tiles; three threads have work.
+// Several thread blocks rank here, each over several tiles; three threads have work.
 TEST(Samples, AgreeForManySamples) {
   for (const auto& [samples, per_sample] : {std::pair{2'500, 40}, {1'100, 260}, {300, 4'200}})
     ASSERT_NO_FATAL_FAILURE(expect_agreement(mixed_format(ElementType::kF32, samples, per_sample),
@@ -173,7 +173,7 @@ TEST(Samples, HaveTheGroupQuantizersBytes) {
   }
 }
 
-// What docs/formats.md takes apart. The codes are exact, so no key changes them.
+// The example of docs/formats.md. The codes are exact, so no key changes them.
 TEST(Samples, HaveTheBytesOfTheDocumentsExample) {
   const std::vector<float> source = {0, 1, 0, 1, -3, -1, 1, 3, 5, 5, 5, 5};
   const SampleFormat format{ElementType::kF32, 3, 4, {2, 1}};
@@ -240,11 +240,11 @@ TEST(Samples, AreRankedByWeightedScore) {
   EXPECT_EQ(slots_for({3, 1, 2}, {}), (Slots{2, 0, 1}));
   EXPECT_EQ(slots_for({3, 1, 2}, {1, 100, 1}), (Slots{1, 2, 0}));
   EXPECT_EQ(slots_for({3, 1, 2}, {-1, 0, -2}), (Slots{0, 2, 1}));
-  // Ties: the lower index is served first.
+  // Ties: the lower index comes first.
   EXPECT_EQ(slots_for({1, 1, 1, 1}, {}), (Slots{3, 2, 1, 0}));
   EXPECT_EQ(slots_for({1, 2, 1, 2}, {4, 1, 4, 1}), (Slots{3, 2, 1, 0}));
   EXPECT_EQ(slots_for({0, 1e-20f, 1e-18f}, {1, 1, 1e-30f}), (Slots{2, 1, 0}));
-  // What is not finite comes first, and is all alike.
+  // Non-finite scores come first, and are all equal.
   EXPECT_EQ(slots_for({5, nan, 9, kInfinity}, {}), (Slots{0, 3, 1, 2}));
   EXPECT_EQ(slots_for({5, 2, 9}, {1, nan, 1}), (Slots{0, 2, 1}));
   EXPECT_EQ(slots_for({5, kInfinity, 9}, {1, 0, 1}), (Slots{0, 2, 1}));
@@ -322,7 +322,7 @@ TEST(Samples, DecodeToTheSourceOnAverageWithTheErrorOfTheModel) {
   EXPECT_NEAR(found / expected, 1.0, 0.03);  // the widths the wrong way round: above 100
 }
 
-// What it is for: 8 samples each of ranges 1, 10, 100, 1,000. At the bytes of 3 bits everywhere,
+// The point of it: 8 samples each of ranges 1, 10, 100, 1,000. At the bytes of 3 bits everywhere,
 // 6, 4, 1 and 1 bits leave about a fiftieth of the error.
 TEST(Samples, OfDifferentRangesLoseFarLessAtEqualBytes) {
   const SampleFormat even = one_width(ElementType::kF32, 32, 1'024, 2);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Random signs: the bytes that the header defines on every backend, and what a projection asks of
-// them. Fixed keys, so that a pass stays a pass.
+// Random signs: the bytes that the header defines on every backend, and what a projection needs of
+// them. Keys are fixed, so that a pass stays a pass.
 
 #include "backfold/signs.h"
 
@@ -24,7 +24,7 @@ namespace {
 const ElementType kTypes[] = {ElementType::kF32, ElementType::kF16, ElementType::kBF16,
                               ElementType::kF64};
 
-// What backfold/signs.h says, once more.
+// The definition in backfold/signs.h, written out again.
 std::uint64_t mix(std::uint64_t x) {
   const std::uint64_t x2 = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
   const std::uint64_t x3 = (x2 ^ (x2 >> 27)) * 0x94d049bb133111ebu;

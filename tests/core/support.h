@@ -44,7 +44,7 @@ const std::vector<Place>& places();
 // The reference, on one thread.
 const Place& reference();
 
-// What execution.ran should say of a codec, with or without SIMD kernels.
+// What execution.ran should report for a codec, with or without SIMD kernels.
 std::string_view expected_runner(const Execution& execution, bool has_simd_kernels = true);
 
 // A buffer where a backend works, `offset` bytes past a multiple of 64, with guard bytes around it.
@@ -151,7 +151,7 @@ Bytes unpacked(const Format& format, std::span<const std::byte> payload, const P
   return output.read();
 }
 
-// Expects that a call fails with a code and a message that holds `words`.
+// Expects that a call fails with a code and a message that contains `words`.
 void expect_error(const Status& status, StatusCode code, std::string_view words);
 
 template <typename T>
@@ -173,7 +173,7 @@ class Random {
 // Random bytes.
 Bytes noise(std::size_t bytes, std::uint64_t seed);
 
-// Sizes that break what is cut into vectors, words, blocks, tiles or shares of threads.
+// Sizes that leave a remainder in vectors, words, blocks, tiles or thread shares.
 const std::vector<std::int64_t>& large_awkward_sizes();
 
 }  // namespace backfold::testing

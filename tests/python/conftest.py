@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the tests share: devices, one option, and the count of operator samples at the end."""
+"""Shared by the tests: devices, one option, and the count of operator samples at the end."""
 
 import collections
 
@@ -30,7 +30,7 @@ def device(request) -> str:
 
 @pytest.fixture
 def one_thread():
-    """For tests of many small operations, which take several times as long with two threads."""
+    """For tests with many small operations, which take several times as long with two threads."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -39,7 +39,7 @@ def one_thread():
 
 @pytest.fixture
 def deterministic(monkeypatch):
-    """Bitwise comparisons mean something, and a read of memory that nobody wrote shows as NaN."""
+    """Makes bitwise comparisons meaningful, and reads of uninitialised memory show as NaN."""
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True, warn_only=True)
     assert torch.utils.deterministic.fill_uninitialized_memory

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What tests read of a controller's state."""
+"""Helpers that read a controller's state."""
 
 import base64
 

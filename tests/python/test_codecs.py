@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Codecs on single tensors: what they keep, how far off they are, what they are not for."""
+"""Codecs on single tensors: what they keep, how large their errors are, what they refuse."""
 
 import math
 
@@ -20,7 +20,7 @@ UNBIASED = [
 
 
 def smooth_maps(device: str, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """Maps whose neighbours are alike, as activations are; samples of different size."""
+    """Maps whose neighbours are similar, as in activations; samples of different magnitude."""
     generator = torch.Generator().manual_seed(3)
     coarse = torch.randn(6, 8, 5, 5, generator=generator)
     fine = torch.nn.functional.interpolate(coarse, size=(21, 19), mode="bilinear")
@@ -38,8 +38,8 @@ def test_the_mean_of_many_draws_is_the_tensor(device, codec):
     draws = torch.stack([decoded(tensor, codec, seed).double() for seed in range(400)])
     error = (draws.mean(0) - tensor).norm()
     spread = (draws.var(0).sum() / len(draws)).sqrt()
-    # The mean of 400 draws is as far off as its own deviation says. A bias of a tenth of the spread
-    # of one draw would make it twice that.
+    # The mean of 400 draws is off by about its standard deviation. A bias of a tenth of the spread
+    # of one draw would double that.
     assert error < 1.15 * spread
 
 
@@ -50,7 +50,7 @@ def test_pooling_alone_decodes_to_means_of_blocks(device):
         tensor, 4, ceil_mode=True, count_include_pad=False
     ).bfloat16()
     wanted = padded.float().repeat_interleave(4, 2).repeat_interleave(4, 3)[:, :, :21, :19]
-    # bf16 may round a sum of another order to the next number.
+    # bf16 may round a sum taken in another order to the next number.
     torch.testing.assert_close(found, wanted, rtol=2**-7, atol=0)
     assert len({decoded(tensor, codecs.Pool(4), seed).norm().item() for seed in range(3)}) == 1
 
@@ -105,7 +105,7 @@ def test_a_projection_is_the_same_on_every_device(device):
     rows = torch.randn(32, 64, generator=torch.Generator().manual_seed(5))
     here = decoded(rows, codecs.Project(4, 8), seed=9)
     there = decoded(rows.to(device), codecs.Project(4, 8), seed=9).cpu()
-    # One code of 8 bits may differ where the matrix product rounds otherwise.
+    # One code of 8 bits may differ where the matrix product rounds differently.
     step = (rows.norm(dim=1).max() * 2 / 255).item()
     assert (here - there).abs().max() < 4 * step
 
@@ -158,7 +158,7 @@ def test_ranges_run(device):
         ranges.append(tensor_in(site["ranges"]))
     own = ranges[0]
     assert own.shape == (64, 2) and (own[:, 0] < own[:, 1]).all()
-    # Nine tenths of what was, one of what came.
+    # Nine tenths of the old range, one tenth of the new.
     assert (ranges[1][:, 1] >= ranges[0][:, 1]).all() and (ranges[2] != ranges[1]).any()
     assert not fold.report().to_dict()["sites"][0]["reason"].endswith("biased")
 

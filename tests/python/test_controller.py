@@ -125,7 +125,7 @@ def test_a_controller_cannot_be_entered_inside_itself(device):
 
 
 def in_thread(function) -> BaseException | None:
-    """What `function` raised on a thread of its own."""
+    """What `function` raised on its own thread."""
     raised = []
 
     def run():
@@ -150,7 +150,7 @@ def test_a_controller_in_use_is_refused_to_another_thread(device):
     with fold:
         error = in_thread(enter)
     assert isinstance(error, RuntimeError) and "thread" in str(error)
-    assert in_thread(enter) is None and fold.steps == 1  # free again, it serves any thread
+    assert in_thread(enter) is None and fold.steps == 1  # once left, it can serve any thread
 
 
 def test_two_threads_with_two_controllers(device):
@@ -205,9 +205,9 @@ def test_an_exception_leaves_nothing_behind(device):
         del loss
     assert tensors() == live
     assert memory() - bytes_ < (16 << 20 if device == "cpu" else 1)
-    out = x.clone().requires_grad_().exp()  # saved after the block: as it is, where it is
+    out = x.clone().requires_grad_().exp()  # saved after the block: unchanged, in place
     address, node = out.data_ptr(), out.grad_fn
     del out
     assert node._saved_result.data_ptr() == address
-    assert fold.steps in (steps, steps + 1000)  # aborted steps count the same, all or none
+    assert fold.steps in (steps, steps + 1000)  # aborted steps count alike, all or none
     gradients(model, fold, x)

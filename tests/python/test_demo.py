@@ -20,7 +20,7 @@ ROW = re.compile(
 
 
 def run_demo(*options: str) -> subprocess.CompletedProcess[str]:
-    # Two threads that share a busy core mostly wait for each other.
+    # Two threads sharing a busy core mostly wait for each other.
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     return subprocess.run(
         [sys.executable, DEMO, *options], capture_output=True, text=True, env=environment
@@ -29,7 +29,7 @@ def run_demo(*options: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory):
-    """What a quick run on the CPU printed, and where it wrote."""
+    """The output of a quick run on the CPU, and the folder it wrote to."""
     folder = tmp_path_factory.mktemp("demo")
     done = run_demo("--quick", "--device", "cpu", "--output", str(folder))
     assert done.returncode == 0, done.stderr
@@ -41,7 +41,7 @@ def test_ends_with_a_table_in_which_folding_saves_memory(demo):
     found = ROW.findall(output)
     assert [name for name, *_ in found] == ["plain", "4 bits"] * 2
     for plain, folded in (found[:2], found[2:]):
-        # Exact codecs and small tensors keep it above the 8 of float32 at 4 bits.
+        # Exact codecs and small tensors keep the ratio below the 8 of float32 / 4 bits.
         assert float(folded[1]) < float(plain[1]) / 3  # held
         assert float(folded[2]) < float(plain[2])  # peak
 

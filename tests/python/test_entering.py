@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Entering that fails leaves nothing behind; what is no step of training is not taken for one."""
+"""A failed entry leaves nothing behind; what is not a training step is not taken for one."""
 
 import warnings
 
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def hooks_of(model: nn.Module) -> list[int]:
-    """How many hooks there are, of all kinds that an entry sets."""
+    """The number of hooks of all kinds that an entry sets."""
     own = [*model._forward_hooks, *model._forward_pre_hooks]
     everywhere = [
         *torch_modules._global_forward_hooks,
@@ -53,7 +53,7 @@ def test_a_block_that_cannot_be_entered_leaves_nothing_behind(device, before, la
             with disabled(), pytest.raises(RuntimeError, match="no hooks here"), fold:
                 pass
             assert hooks_of(model) == hooks
-            # Nothing watches: calls outside of the block are not recorded.
+            # Nothing is watching: calls outside the block are not recorded.
             model(x).sum().backward()
         found[fails] = [step(model, fold, x) for _ in range(4 - before)]
         found[fails, "plan"] = fold.plan()
@@ -74,7 +74,7 @@ def test_a_budget_that_cannot_be_kept_leaves_no_record_of_the_probe_step_behind(
             step(model, fold, x)
         assert hooks_of(model) == hooks
     assert fold.state_dict()["probe"]["again"]
-    with backfold.Controller(model, min_bytes=0):  # another one may have the thread
+    with backfold.Controller(model, min_bytes=0):  # another controller may use the thread
         model(x)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Functions of other libraries: exact unless the table or the user knows better."""
+"""Functions of other libraries: exact unless the table or the user says otherwise."""
 
 import backfold
 import pytest
@@ -54,7 +54,7 @@ def leaf(device: str, dtype=torch.float32) -> torch.Tensor:
 
 
 def step(function, x: torch.Tensor, **options) -> tuple[torch.Tensor, list[dict]]:
-    """The gradient, and what the report says of the function."""
+    """The gradient, and what the report says about the function."""
     model = Model(function)
     fold = backfold.Controller(model, min_bytes=0, **{"bits": 4, "adaptive": False, **options})
     with fold:
@@ -138,8 +138,8 @@ CLOSED = [
 @pytest.mark.filterwarnings("ignore:backfold. codec. nothing that the first step saved matches")
 @pytest.mark.parametrize("codec", CLOSED)
 def test_other_selectors_do_not_open_it(device, codec):
-    # They speak of modules and types: that one of them holds a fused kernel is not in the user's
-    # mind.
+    # Such selectors are about modules and types: the user may not know that one contains a fused
+    # kernel.
     x = leaf(device)
     gradient, sites = step(Attention, x, codec=codec)
     assert {site["kind"] for site in sites} == {"raw"}
@@ -147,7 +147,7 @@ def test_other_selectors_do_not_open_it(device, codec):
 
 
 class SwishImplementation(torch.autograd.Function):
-    """As EfficientNet's: a name that the table knows."""
+    """Like EfficientNet's: a name that the table knows."""
 
     @staticmethod
     def forward(ctx, i):
@@ -162,7 +162,7 @@ class SwishImplementation(torch.autograd.Function):
 
 
 class FlashAttnFunc(torch.autograd.Function):
-    """Saves what flash-attention does, in its order, as copies: kernels want their own layout."""
+    """Saves what flash-attention does, in its order, as copies: kernels need their own layout."""
 
     @staticmethod
     def forward(ctx, x):
@@ -186,7 +186,7 @@ def test_functions_of_the_table_are_folded(device):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_a_row_is_for_some_of_the_tensors_that_a_function_saves(device, dtype):
-    # Of attention in fp32 nobody says that its fifth tensor is no query.
+    # For fp32 attention nothing guarantees that the fifth tensor is not a query.
     _, sites = step(FlashAttnFunc, leaf(device, dtype))
     found = [(site["kind"], site["bits"]) for site in sorted(sites, key=lambda one: one["slot"])]
     if dtype == torch.bfloat16:

@@ -28,8 +28,8 @@ LAYERS = {
 @pytest.mark.parametrize("bits", [2, 4])
 @pytest.mark.parametrize("name", LAYERS)
 def test_the_mean_over_seeds_is_the_plain_gradient(device, name, bits):
-    # Of unbiased gradients the mean of n errs by 1 / sqrt(n) of what one errs by. Rounding to
-    # nearest gives the same error each time: a ratio of sqrt(n) = 16.
+    # The mean of n unbiased gradients has 1 / sqrt(n) of the error of one. Rounding to nearest
+    # gives the same error each time: a ratio of sqrt(n) = 16.
     torch.manual_seed(0)
     make, shape = LAYERS[name]
     model, x = make().to(device), sample(*shape, device=device)
@@ -149,7 +149,7 @@ def test_predicates_at_their_bounds(device, function, dtype):
     run = PREDICATES[function]
     bounds = torch.tensor([-1.1, 0.3, 0.1, 0.0, -0.0, 6.0, float("nan"), float("inf")])
     if device == "cpu" and function in ("hardtanh", "relu6"):
-        bounds = bounds[~bounds.isnan()]  # torch's kernel answers by their place in memory
+        bounds = bounds[~bounds.isnan()]  # torch's kernel decides by their position in memory
     near = torch.cat([bounds.nextafter(bounds + s) for s in (-1, 0, 1)])
     x = torch.cat([near, sample(1000, device="cpu") * 4]).to(device, dtype)
     fold = backfold.Controller(bits=None, min_bytes=0)
@@ -214,7 +214,7 @@ def test_check_wants_a_step_that_returns_the_loss(arguments, error, text):
 
 
 def test_what_lies_between_the_elements_of_a_view_does_not_matter(device):
-    # Groups that took in the last column, which nobody reads, would round the others to steps of
+    # Groups that included the last column, which nothing reads, would round the others to steps of
     # 1e30.
     wide = torch.randn(64, 129, device=device)
     wide[:, -1] = 1e30

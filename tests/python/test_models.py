@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Real models, unchanged: convolutional, transformer and graph networks at small sizes."""
+"""Real, unmodified models: convolutional, transformer and graph networks at small sizes."""
 
 import contextlib
 import copy
@@ -162,7 +162,7 @@ MODELS = {
 
 @pytest.fixture(scope="module", autouse=True)
 def one_thread():
-    """Tensors are small: on busy cores, threads that wait for each other take 20 times as long."""
+    """Tensors are small: on busy cores, threads waiting for each other take 20 times as long."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -188,7 +188,7 @@ def same_bits(ours: torch.Tensor, theirs: torch.Tensor) -> bool:
 
 
 def gradients(task: Task, scope=None) -> tuple[float, dict[str, torch.Tensor]]:
-    """Loss and gradients of one step that leaves the parameters alone."""
+    """Loss and gradients of one step that does not change the parameters."""
     torch.manual_seed(1)
     with scope or contextlib.nullcontext():
         loss = task.loss(task.model)

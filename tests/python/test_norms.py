@@ -49,7 +49,7 @@ def error(found, plain) -> float:
 @pytest.mark.parametrize("channels_last", [False, True])
 @pytest.mark.parametrize("name", NORMS)
 def test_rows_lend_each_other_no_noise(name, channels_last, device):
-    """Rounded as they are, errors are 1e3 times the gradient and more."""
+    """Without normalisation, errors are 1e3 times the gradient and more."""
     make, shape = NORMS[name]
     if channels_last and len(shape) != 4:
         channels_last = False
@@ -70,7 +70,7 @@ def test_a_row_of_zeros_keeps_its_gradient(device):
     x = torch.randn(34, 64, device=device)
     x[::17] = 0
     fold = backfold.Controller(norm, bits=4, min_bytes=0, adaptive=False)
-    assert error(gradients(norm, x, fold), gradients(norm, x, None)) < 0.3  # 1e5 as they are
+    assert error(gradients(norm, x, fold), gradients(norm, x, None)) < 0.3  # 1e5 unnormalised
 
 
 @pytest.mark.parametrize("shape", [(2, 32, 1, 1), (2, 32, 3, 3)])
@@ -115,7 +115,7 @@ def test_a_norm_that_fails_leaves_nothing_behind(device):
 
 
 def test_a_plan_keeps_what_would_drown_the_gradient():
-    """The gradient is said to be small: plans with an error of 1e23 times its energy were made."""
+    """The gradient is declared small; such plans once had an error of 1e23 times its energy."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 64))
     x = torch.randn(256, 64)

@@ -26,8 +26,8 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 def load_operators():
     """torch's table of operators.
 
-    Its module imports expecttest for assertions that are of no use here. Where that package is
-    missing, an empty class takes its place for the time of the import and is removed again.
+    Its module imports expecttest for assertions that are not used here. If that package is missing,
+    an empty class stands in for it during the import and is removed again.
     """
     stand_in = importlib.util.find_spec("expecttest") is None
     if stand_in:
@@ -59,7 +59,7 @@ NOT_FOLDED = {"passed", "parameter", "alive", "raw", "shared"}
 
 @dataclasses.dataclass
 class Case:
-    """One call of an operator and what plain autograd makes of it."""
+    """One call of an operator and its gradients in plain autograd."""
 
     op: object
     sample: object
@@ -71,8 +71,8 @@ class Case:
 
     def results(self) -> list[torch.Tensor]:
         values, structure = self.arguments()
-        # As samples come, they are leaves and alive in backward, and nothing would be folded. Only
-        # copies of the results are returned, so that the results themselves die, too.
+        # Samples are leaves and alive in backward, so nothing would be folded. Only copies of the
+        # results are returned, so that the results themselves are freed too.
         values = [value.clone() if differentiable(value) else value for value in values]
         first, args, kwargs = tree_unflatten(values, structure)
         out = self.sample.output_process_fn_grad(self.op(first, *args, **kwargs))
@@ -111,7 +111,7 @@ def as_finite(plain: torch.Tensor, folded: torch.Tensor) -> bool:
 
 
 def nearly(plain: torch.Tensor, folded: torch.Tensor) -> bool:
-    """Equal up to the order of additions, whose error is relative to what was added."""
+    """Equal up to the order of additions, whose error is relative to the terms."""
     rough = 1e-2 if plain.dtype in (torch.bfloat16, torch.float16) else 1e-4
     largest = plain.abs().nan_to_num(0, 0, 0).max().item() if plain.numel() else 0.0
     return torch.allclose(plain, folded, rtol=rough, atol=rough * max(largest, 1), equal_nan=True)
@@ -222,9 +222,9 @@ def test_gradients_of_operators(device, operators, request):
     for op in operators:
         tally[f"operators on {device}"] += 1
         for dtype in (dtype for dtype in DTYPES if dtype in op.supported_backward_dtypes(device)):
-            # One controller for all samples: what it learned from one must not hurt the next.
+            # One controller for all samples: what it learns from one must not hurt the next.
             exact = backfold.Controller(bits=None, min_bytes=0)
-            # Probes go along with one of the types; with all of them they would take minutes.
+            # Probes accompany only one of the types; with all of them they would take minutes.
             adaptive = dtype is torch.float32
             lossy = backfold.Controller(bits=4, adaptive=adaptive, min_bytes=0)
             for case in cases(op, device, dtype, every):
@@ -243,4 +243,4 @@ def test_gradients_of_operators(device, operators, request):
                         folded += tensors_folded(fold)
     tally["tensors folded"] += folded
     assert not wrong, "\n".join([f"{len(wrong)} differences", *wrong[:40]])
-    assert folded > 0  # a fold that keeps every tensor would pass all the above
+    assert folded > 0  # a fold that keeps every tensor would pass all checks above

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a user says about memory and probes: what it means, and what is refused."""
+"""Options for memory and probes: what they mean, and what is refused."""
 
 import doctest
 import math

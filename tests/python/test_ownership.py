@@ -150,7 +150,7 @@ def test_options_go_along(tmp_path):
     ):
         model.fold = backfold.Controller(model, **options)
         if "plan" in options:
-            options["plan"].unlink()  # what was read goes along, not the path
+            options["plan"].unlink()  # what was read is carried along, not the path
         other = pickle.loads(pickle.dumps(model))
         mine, its = model.fold._options, other.fold._options
         assert its["model"] is other

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The package as it is installed: its version and what it carries."""
+"""The installed package: its version and contents."""
 
 import importlib.metadata
 import os

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""backfold.pack and backfold.unpack, and the operators below them."""
+"""backfold.pack and backfold.unpack, and the operators beneath them."""
 
 import doctest
 import os

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a step allocates at most: not only what is held between forward and backward."""
+"""Peak memory of a step, not only what is held between forward and backward."""
 
 import backfold
 import pytest
@@ -10,7 +10,7 @@ ELEMENTS = 512 * 1024
 
 
 def peak_bytes(x: torch.Tensor, retain_graph: bool) -> int:
-    """Allocated on the CPU at one time, in a forward and a backward that packs one tensor."""
+    """Peak allocation on the CPU in a forward and backward that packs one tensor."""
     fold = backfold.Controller(bits=4, min_bytes=0)
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as run:
         with fold:
@@ -27,8 +27,8 @@ def peak_bytes(x: torch.Tensor, retain_graph: bool) -> int:
 
 @pytest.mark.filterwarnings("ignore")
 def test_a_packet_goes_when_its_last_reader_has_it():
-    # The peak is where gelu's backward has its input, decoded, and two gradients. The packet would
-    # be a fourth part, and stays only where the graph is retained.
+    # At the peak gelu's backward has its decoded input and two gradients. The packet would be a
+    # fourth item, and stays only if the graph is retained.
     x = torch.randn(512, 1024, requires_grad=True)
     peak_bytes(x, retain_graph=False)
     packet = ELEMENTS * 4.25 / 8

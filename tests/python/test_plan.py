@@ -207,7 +207,7 @@ def test_gacts_poster_example(device):
 
 
 def noisy(device, bits, steps):
-    """A run of other batches each step: the ratios that the guard saw."""
+    """A run with a different batch each step: the ratios that the guard saw."""
     torch.manual_seed(0)
     model = torch.nn.Sequential(
         torch.nn.Linear(64, 64), torch.nn.Tanh(), torch.nn.Linear(64, 64), torch.nn.Tanh()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The planner on tables that probes measured, against scipy's integer programs."""
+"""The planner on tables measured by probes, against scipy's integer programs."""
 
 import backfold
 import numpy
@@ -17,7 +17,7 @@ WIDTHS = [1, 2, 3, 4, 5, 6, 8, 16]
 
 
 def error_at(errors: dict[int, float], bits: int) -> float:
-    """As in the controller: a power law between two widths that were measured, and beyond."""
+    """As in the controller: a power law between two measured widths, and beyond."""
     steps = {width: 2.0**width - 1 for width in (*errors, bits)}
     below = max((width for width in errors if width <= bits), default=min(errors))
     above = min((width for width in errors if width >= bits), default=max(errors))
@@ -28,7 +28,7 @@ def error_at(errors: dict[int, float], bits: int) -> float:
 
 
 def menus(model: nn.Module, step) -> list[list[tuple[int, float]]]:
-    """Of each packet of the model, what it costs and what it adds at every width."""
+    """Bytes and error of each packet of the model at every width."""
     fold = backfold.Controller(model, bits=2, min_bytes=0)
     fold.calibrate(step)
     sites = fold.state_dict()["sites"]

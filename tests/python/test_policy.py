@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Codecs for chosen places: selectors, presets, and what a report says of them."""
+"""Codecs for chosen places: selectors, presets, and what a report says about them."""
 
 import warnings
 from contextlib import nullcontext
@@ -39,7 +39,7 @@ def network(device: str) -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
 
 
 def kinds(fold) -> dict[tuple[str, str], str]:
-    """How each module and operator keeps what it saves most of."""
+    """How each module and operator keeps the largest tensor it saves."""
     found: dict[tuple[str, str], str] = {}
     for site in fold.report().to_dict()["sites"]:  # largest first
         if site["kind"] not in ("parameter", "shared", "geometry"):
@@ -250,7 +250,7 @@ def test_what_may_not_be_on_a_menu_is_refused():
 
 
 def test_samples_are_ranked_by_their_own_last_gradients(device):
-    """All samples range alike; those with large gradients are worth the wide codes."""
+    """All samples have the same range; those with large gradients deserve the wide codes."""
     torch.manual_seed(0)
     layer = nn.Linear(512, 512).to(device)
     x = torch.randn(16, 512, device=device)
@@ -332,5 +332,5 @@ def test_what_codecs_remember_is_resumed(device):
     second = backfold.Controller(model, codec=codecs.RunningRange(8), bits=None, min_bytes=0)
     second.load_state_dict(first.state_dict())
     for a, b in zip(train(first, model, x, y, 1), train(second, model, x, y, 1), strict=True):
-        # Convolutions on a GPU add in no fixed order; other packets would differ by percents.
+        # Convolutions on a GPU add in no fixed order; different packets would differ by percents.
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-7)

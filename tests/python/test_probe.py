@@ -16,8 +16,8 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 class Block(nn.Module):
-    """Attention, a normalisation and a gated product: nodes of every kind that a probe tells
-    apart."""
+    """Attention, a normalisation and a gated product: every kind of node that a probe treats
+    differently."""
 
     def __init__(self, width: int = 32, heads: int = 4) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ def mixed(device: str) -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
 
 
 def tables(fold: backfold.Controller) -> dict[str, dict[str, float]]:
-    """Errors by the place whose packet is meant and by width: those of all its readers together."""
+    """Errors by the site that owns the packet and by width, summed over its readers."""
     found: dict[str, dict[str, float]] = {}
     for site in fold.state_dict()["sites"]:
         of_packet = found.setdefault(site["root"] or site["name"], {})
@@ -97,7 +97,7 @@ def test_one_forward_measures_what_whole_passes_do(device):
         for name, of_place in found["exact"].items()
         for bits, error in of_place.items()
     ]
-    # One direction of many: single places scatter, those with few rows most; all together do not.
+    # One random direction: single sites scatter, those with few rows most; their sum does not.
     assert max(map(abs, logarithms)) < math.log(10)
     assert abs(sum(logarithms) / len(logarithms)) < math.log(1.5)
     assert errors["probe"] ** 2 < 1.3 * errors["exact"] ** 2
@@ -135,7 +135,7 @@ def test_a_probe_changes_nothing_but_the_plan(device):
 
     before = state()
     assert not fold.plan()["sites"]
-    with fold:  # runs the recorded call again
+    with fold:  # reruns the recorded call
         pass
     assert fold.plan()["sites"]
     compare(before, state())
@@ -195,7 +195,7 @@ def test_probes_come_at_their_steps_and_cost_nothing_between(device):
         loss.backward()
         if calls - before > 1:
             probed.append(step - 1)
-            assert calls - before == 3  # twice again
+            assert calls - before == 3  # and two reruns
     assert probed == [2, 5, 9, 13]
 
 
@@ -244,7 +244,7 @@ def test_without_a_model_signal_gains_of_the_own_step_plan(device):
 
 
 class SwishImplementation(torch.autograd.Function):
-    """A name that the table knows, so it is folded. Its backward must not run again."""
+    """A name that the table knows, so it is folded. Its backward must not be rerun."""
 
     calls = 0
 
@@ -276,7 +276,7 @@ def test_python_functions_are_not_run_again(device):
 
     fold.calibrate(step)
     assert passes == 3
-    # Of the pass that learns and the clean one; the moved one has none.
+    # From the learning pass and the clean one; the perturbed one has none.
     assert SwishImplementation.calls == 2
     ways = {name.split("/")[1]: way for name, way in estimates(fold).items()}
     assert ways["SwishImplementation"] == "signal gain"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which call of a model is recorded, which cannot be, and what is left of it."""
+"""Which call of a model is recorded, which cannot be, and what remains of it."""
 
 import gc
 import weakref
@@ -138,7 +138,7 @@ def test_hooks_vanish_and_memory_goes_with_the_call():
 def test_a_parallel_model_is_run_without_what_is_around_it(monkeypatch):
     if not torch.distributed.is_available():
         pytest.skip("this torch has no torch.distributed")
-    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")  # asks no name server for this machine
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")  # needs no name server for this machine
     store = torch.distributed.HashStore()
     torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
     try:

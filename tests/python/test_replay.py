@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A recorded call of the model: run again it gives the same gradients and touches nothing."""
+"""A recorded call of the model: rerun, it gives the same gradients and touches nothing."""
 
 import copy
 import dataclasses
@@ -109,7 +109,7 @@ def state(model, optimizer, scaler) -> list[bytes]:
 
 
 class Restless(nn.Module):
-    """Draws from all generators and changes buffers in every way there is."""
+    """Draws from all generators and changes buffers in every possible way."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -271,7 +271,7 @@ def test_what_belongs_to_the_model_is_not_copied():
     holder = types.MethodType(lambda self, x: x.exp(), other)
     x = batch()
     call, expected = recorded(model, lambda: model(x, model.weight, holder, other).mean())
-    assert call.share == 1.0  # 12 rows of weight beside 16 of x would not be cut, were it copied
+    assert call.share == 1.0  # if copied, 12 rows of weight beside 16 of x would not be cut
     assert_same(gradients_again(call), expected)
 
 

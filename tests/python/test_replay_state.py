@@ -123,7 +123,7 @@ def test_a_parameter_that_was_changed_after_the_call_starts_as_it_is_now():
 
 
 def test_a_trained_parameter_that_forward_writes_moves_in_the_first_run_of_a_probe():
-    """Its own copy of before the call would undo the move along which tangents are taken."""
+    """Restoring the copy from before the call would undo the move that gives the tangents."""
     found = []
 
     def update(slow, fast):

@@ -38,7 +38,7 @@ def sites(report: backfold.Report, **values) -> list[dict]:
 
 
 def after(steps: int, fold: backfold.Controller, forward) -> backfold.Report:
-    """The report after some steps; what was saved is read, or it would not be learned from."""
+    """The report after some steps; backward reads what was saved, so that the store learns."""
     for _ in range(steps):
         with fold:
             loss = forward().float().square().mean()
@@ -47,7 +47,7 @@ def after(steps: int, fold: backfold.Controller, forward) -> backfold.Report:
 
 
 def plain_bytes(model: nn.Module, forward) -> tuple[int, int]:
-    """What autograd keeps beside parameters, by save and by storage: counted without Backfold."""
+    """What autograd keeps apart from parameters, per save and per storage, without Backfold."""
     weights = {parameter.untyped_storage()._cdata for parameter in model.parameters()}
     saves, storages = [], {}
 
@@ -55,7 +55,7 @@ def plain_bytes(model: nn.Module, forward) -> tuple[int, int]:
         storage = tensor.untyped_storage()
         if storage._cdata not in weights:
             saves.append(tensor.nbytes)
-            storages[storage._cdata] = (storage.nbytes(), tensor)  # alive: no address comes twice
+            storages[storage._cdata] = (storage.nbytes(), tensor)  # alive: no address is reused
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
@@ -170,7 +170,7 @@ def test_what_is_alive_anyway_is_held_by_reference_and_packed_again_when_it_is_n
     step(x.clone(), release=True)  # held by a reference: nothing can be lost
     for _ in range(4):
         site, error = step(x.clone(), release=True)
-        assert error < 0.3  # a freed tensor would be anything
+        assert error < 0.3  # a freed tensor could hold anything
     assert site["kind"] == "lossy" and 0 < site["held_bytes"] < x.nbytes // 6
 
 

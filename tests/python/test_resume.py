@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A run that takes up a saved state makes the packets of the run that went on, at every step."""
+"""A resumed run makes the same packets as the uninterrupted one, at every step."""
 
 import copy
 import json
@@ -18,7 +18,7 @@ LAST = 9
 
 
 class Block(nn.Module):
-    """Its depth depends on the step, so that new places appear late."""
+    """Its depth depends on the step, so that new sites appear late."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ class Run:
             return functional.cross_entropy(found, x[:, :5].argmax(1))
 
     def go(self, last: int) -> list:
-        """What each step up to `last` sends to the parameters, and holds."""
+        """The gradients and held bytes of each step up to `last`."""
         found = []
         while self.step < last:
             loss = self.forward()
@@ -101,7 +101,7 @@ def test_a_run_goes_on_from_any_step(device, target, step):
     saved = run.saved()
     resumed = run.resumed(saved)
     assert resumed.fold.plan() == run.fold.plan()
-    assert_same(run.go(LAST), expected)  # to be asked changes nothing
+    assert_same(run.go(LAST), expected)  # asking for it changes nothing
     assert_same(resumed.go(LAST), expected)
     assert resumed.fold.plan() == plain.fold.plan()
 
@@ -132,7 +132,7 @@ def test_a_probe_whose_backward_has_not_come_is_taken_again(device, target):
     saved = run.saved()
     assert saved["fold"]["plan"] is None
     resumed = run.resumed(saved)
-    loss.backward()  # of a graph that no file holds
+    loss.backward()  # of a graph that is not in any file
     assert_same(resumed.go(3), run.go(3))
     assert not run.fold.plan()["sites"]
     assert_same(resumed.go(LAST), run.go(LAST))
@@ -175,7 +175,7 @@ def test_a_model_that_could_not_be_run_again_is_not_tried_again():
 
     run = Run("cpu", bits=3.5)
     run.model.__class__ = Once
-    run.go(4)  # fails with a quarter of the batch, then goes whole
+    run.go(4)  # fails with a quarter of the batch, then runs on all of it
     again = run.saved()
     assert again["fold"]["probe"]["whole"]
     resumed = run.resumed(again)
@@ -202,7 +202,7 @@ def without(state: dict, name: str) -> dict:
 
 
 def spoiled(state: dict, **changes) -> dict:
-    """With a value changed that is looked at late."""
+    """The state with a value changed that is checked late."""
     state = copy.deepcopy(state)
     for name, value in changes.items():
         state["sites"][-1 if name == "name" else 0].update({name: value})

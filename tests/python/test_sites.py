@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sites: their names, and what is decided by name: rounding, keep, min_bytes."""
+"""Sites: their names, and what depends on them: rounding, keep, min_bytes."""
 
 import backfold
 import torch
@@ -32,7 +32,7 @@ class Dynamic(nn.Module):
 
 
 def test_names_of_sites_survive_whatever_happens_between(device):
-    # Order of saving is no name: a branch shifts all that follow.
+    # The order of saving is not a name: a branch shifts everything after it.
     model = Dynamic().to(device)
     fold = backfold.Controller(model, bits=4, min_bytes=0)
 
@@ -70,7 +70,7 @@ def test_the_same_seed_gives_the_same_gradients(device):
     first, again, other = run(5), run(5), run(6)
     assert all(equal(a, b) for a, b in zip(first, again, strict=True))
     assert not any(equal(a, b) for a, b in zip(first, other, strict=True))
-    assert not equal(first[0], first[1])  # each step rounds anew
+    assert not equal(first[0], first[1])  # each step rounds afresh
 
 
 def test_kept_modules_are_exact(device):

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Training with exact folding is training: 20 steps, bitwise equal to those without.
+"""Training with exact folding is bitwise equal to training without it, over 20 steps.
 
-Weights, optimizer state, the generator's state and every logged loss, for each model of a table
-under each way to run a step. One wrong bit in one gradient of one step fails.
+Compares weights, optimizer state, the generator's state and every logged loss, for each model of a
+table and each way to run a step. One wrong bit in one gradient of one step fails.
 """
 
 import contextlib
@@ -96,7 +96,7 @@ class Anomaly(Step):
 
 
 class GradientPenalty(Step):
-    """Double backward: what the first backward saves is folded, too."""
+    """Double backward: what the first backward saves is folded too."""
 
     def __call__(self, fold, batch):
         # Neither fused attention nor cuDNN's recurrent layers can be differentiated twice.
@@ -114,7 +114,7 @@ WAYS += [Anomaly, GradientPenalty]
 
 
 def train(task: Task, way: type[Step], device: str, fold_for) -> tuple[dict, object]:
-    """All that a run leaves behind, and the fold it used."""
+    """Everything a run leaves behind, and the fold it used."""
     torch.manual_seed(7)
     model = task.model().to(device).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
@@ -140,7 +140,7 @@ def train(task: Task, way: type[Step], device: str, fold_for) -> tuple[dict, obj
 
 
 def refusal(task: Task, way: type[Step], device: str) -> str | None:
-    """What plain torch says if it has no kernels for a step of low precision on this machine.
+    """The error of plain torch if it has no kernels for a low-precision step on this machine.
 
     A CPU without AVX-512 has none for a bf16 LSTM.
     """

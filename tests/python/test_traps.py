@@ -28,7 +28,7 @@ def relative_error(found: torch.Tensor, expected: torch.Tensor) -> float:
     return ((found - expected).norm() / expected.norm()).item()
 
 
-# How a tensor is kept decides where a change of it could go unnoticed.
+# How a tensor is kept determines where a change to it could go unnoticed.
 @pytest.mark.parametrize("min_bytes", [0, 1 << 40], ids=["folded", "passed"])
 @pytest.mark.parametrize("bits", MODES)
 @pytest.mark.parametrize("changed", ["activation", "result", "leaf", "view", "dead"])
@@ -50,7 +50,7 @@ def test_trap_01_in_place_change_after_saving_raises(device, bits, min_bytes, ch
         else:
             h.add_(1)
     if changed == "dead":
-        del h  # its version must be known even so: plain autograd keeps the tensor and raises
+        del h  # its version must still be known: plain autograd keeps the tensor and raises
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         out.backward()
 
@@ -58,7 +58,7 @@ def test_trap_01_in_place_change_after_saving_raises(device, bits, min_bytes, ch
 @pytest.mark.parametrize("bits", MODES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 def test_trap_02_pack_does_not_modify_its_input(device, bits, dtype):
-    # A packer that scales or clamps in place would change what the forward pass goes on with.
+    # A packer that scales or clamps in place would change what the rest of the forward pass uses.
     base = leaf(96, 160, device=device).to(dtype)
     for view in (base, base.t(), base[1:, ::2], base[:1].expand(96, 160)):
         h = view.detach().clone().copy_(view).requires_grad_()
@@ -114,7 +114,7 @@ def test_trap_05_no_cycle_keeps_a_result_alive(device, bits):
 
 
 class Allocated:
-    """Bytes that this process holds: exact on CUDA, by the resident set on the CPU."""
+    """Bytes that this process holds: exact on CUDA, the resident set on the CPU."""
 
     def __init__(self, device: str):
         self.device = device
@@ -160,9 +160,9 @@ def test_trap_06_nothing_leaks_when_backward_never_runs(device, how):
 
 @pytest.mark.parametrize("bits", [4, 8])
 def test_trap_08_a_reused_address_is_another_tensor(device, bits):
-    # Each h dies before the next is made, and the next gets its address, with the same sizes and
-    # the same version: a store keyed by address serves the first to all readers. What allocators
-    # do now and then, an alias of borrowed memory does for sure: a storage of its own each time.
+    # Each h is freed before the next is made, and the next gets its address, with the same sizes
+    # and version: a store keyed by address would serve the first to all readers. What allocators do
+    # occasionally, an alias of borrowed memory does every time: a new storage at the same address.
     x, memory = leaf(256, 256, device=device), torch.empty(256, 256, device=device)
     weights = [leaf(256, 256, device=device, seed=i) for i in range(8)]
     outs = []
@@ -174,7 +174,7 @@ def test_trap_08_a_reused_address_is_another_tensor(device, bits):
             del h
     for i, (w, out) in enumerate(zip(weights, outs, strict=True)):
         (found,) = torch.autograd.grad(out, w)
-        assert relative_error(found, x * (2.0**i)) < 0.3  # another's: at least 0.5
+        assert relative_error(found, x * (2.0**i)) < 0.3  # those of another tensor: at least 0.5
 
 
 @pytest.mark.parametrize("bits", [None, 8])

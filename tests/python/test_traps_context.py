@@ -34,7 +34,7 @@ def batch(device: str) -> torch.Tensor:
 
 
 def gradients(model: nn.Module, forward, fold=None, inner=None) -> list[torch.Tensor]:
-    """Of all parameters, for forward(x) under `fold` and, inside it, `inner`."""
+    """Gradients of all parameters, for forward(x) under `fold` and, inside it, `inner`."""
     model.zero_grad(set_to_none=True)
     torch.manual_seed(3)
     with fold or contextlib.nullcontext(), inner or contextlib.nullcontext():
@@ -54,8 +54,8 @@ def assert_near(found: list[torch.Tensor], expected: list[torch.Tensor]) -> None
 
 
 def test_trap_07_forwards_without_gradients_count_nothing(device):
-    # Rounding is keyed by the step. If a rollout under no_grad counted as one, the same training
-    # would get other bits for having looked at its model in between.
+    # Rounding is keyed by the step. If a rollout under no_grad counted as one, evaluating the model
+    # in between would change the bits of the training.
     def run(rollouts: int) -> tuple[int, list[torch.Tensor]]:
         model = network(device)
         fold = folding(model, bits=4)
@@ -74,7 +74,7 @@ def test_trap_07_forwards_without_gradients_count_nothing(device):
 
 @pytest.mark.parametrize("order", ["fold outside", "fold inside"])
 def test_trap_17_only_the_innermost_hooks_run(device, order):
-    # A fold that counts on seeing each tensor would wait for those that save_on_cpu took.
+    # A fold that relies on seeing every tensor would wait for those that save_on_cpu took.
     model = network(device)
     plain = gradients(model, model)
     for bits in (None, 4):
@@ -178,8 +178,8 @@ def test_trap_20_double_backward(device, grad, backward):
 
 @pytest.mark.parametrize("transform", ["grad", "vjp", "jacrev", "vmap", "jvp"])
 def test_trap_22_function_transforms(device, transform):
-    # torch.func refuses hooks. Either that error arrives as it is, or the transform works; the
-    # controller must be fit for use after both.
+    # torch.func refuses hooks. Either that error is passed on unchanged, or the transform works;
+    # the controller must stay usable after both.
     x = batch(device)[0]
 
     def function(x):
@@ -223,7 +223,7 @@ def test_trap_23_compiled_models(device, bits):
 
 
 def test_trap_24_a_forward_on_another_thread_is_told_once(device, recwarn):
-    # Hooks are thread-local: what DataParallel's threads save passes the fold by, and a user would
+    # Hooks are thread-local: what DataParallel's threads save bypasses the fold, and a user would
     # wonder why nothing got smaller.
     model = network(device)
     fold = folding(model, bits=4)
@@ -240,8 +240,8 @@ def test_trap_24_a_forward_on_another_thread_is_told_once(device, recwarn):
 
 @pytest.mark.parametrize("bits", [None, 4])
 def test_trap_25_backward_runs_on_another_thread(device, bits):
-    # Engine threads, or the user's own, know nothing of the thread that packed, and the controller
-    # may be gone by then: all that unpack needs travels in the packet.
+    # Engine threads, or the user's own, know nothing about the thread that packed, and the
+    # controller may be gone by then: everything that unpack needs is in the packet.
     model = network(device)
     plain = gradients(model, model)
     model.zero_grad(set_to_none=True)

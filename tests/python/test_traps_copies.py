@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Traps of saved-tensor hooks, part five: low-precision copies of what changes later."""
+"""Traps of saved-tensor hooks, part five: low-precision copies of tensors that change later."""
 
 import contextlib
 
@@ -77,8 +77,8 @@ def folding(model: nn.Module) -> backfold.Controller:
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("when", ["in the block", "after it"])
 def test_trap_43_copies_of_buffers_are_not_made_again(device, when, change):
-    # A copy made again from the buffer as it is now gives the gradient of another forward, or an
-    # error where the version tells.
+    # A copy recomputed from the buffer's current values gives the gradient of another forward, or
+    # an error if the version shows it.
     inside, after = (change, not_at_all) if when == "in the block" else (not_at_all, change)
     plain, folded = (Codebook("buffer", inside).to(device) for _ in range(2))
     expected = gradients(plain, device, after=after)

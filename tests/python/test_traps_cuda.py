@@ -11,7 +11,7 @@ needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GP
 
 
 class Everything(nn.Module):
-    """One layer for each way in which a tensor is kept."""
+    """One layer per way of keeping a tensor."""
 
     def __init__(self, device: str):
         super().__init__()
@@ -66,7 +66,7 @@ def test_trap_26_side_streams(bits):
 
 @needs_gpu
 def test_trap_28_graph_capture_works_or_is_refused_clearly():
-    # A host-side decision taken during capture is replayed for ever with the data of the first run.
+    # A host-side decision made during capture is replayed forever with the data of the first run.
     w = torch.randn(256, 256, device="cuda", requires_grad=True)
     x = torch.randn(256, 256, device="cuda")
     fold = backfold.Controller(bits=8, min_bytes=0)
@@ -94,7 +94,7 @@ def test_trap_28_graph_capture_works_or_is_refused_clearly():
             graph.replay()
             assert relative_error(found, x * 2) < 0.02
     torch.cuda.synchronize()
-    assert relative_error(step(), x * 2) < 0.02  # and the controller is fit for use
+    assert relative_error(step(), x * 2) < 0.02  # and the controller is still usable
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
@@ -142,7 +142,7 @@ def test_trap_32_no_host_synchronisation(bits, min_bytes):
     fold = backfold.Controller(model, bits=bits, min_bytes=min_bytes)
     model(*data).backward()  # plain first: libraries load and synchronise
     try:
-        for _ in range(4):  # what is learned from a step must not cost one, either
+        for _ in range(4):  # learning from a step must not cost one either
             torch.cuda.set_sync_debug_mode("error")
             with fold:
                 loss = model(*data)
@@ -156,8 +156,8 @@ def test_trap_32_no_host_synchronisation(bits, min_bytes):
 
 @needs_gpu
 def test_trap_37_all_memory_comes_from_torchs_allocator():
-    # A cudaMalloc of one's own grows beside the cache, cannot use what it has free, and is missing
-    # from every count that a user looks at.
+    # A separate cudaMalloc grows outside the cache, cannot use its free memory, and is missing from
+    # every figure that a user looks at.
     def outside() -> int:
         torch.cuda.synchronize()
         free, total = torch.cuda.mem_get_info()

@@ -16,13 +16,13 @@ def leaf(*sizes: int, device: str, seed: int = 0) -> torch.Tensor:
 
 
 def saved_by(node: torch.autograd.graph.Node) -> dict[str, torch.Tensor]:
-    """Everything that a gradient inspector finds at a node."""
+    """Everything a gradient inspector finds at a node."""
     found = {name: getattr(node, name) for name in dir(node) if name.startswith("_saved_")}
     return {name: one for name, one in found.items() if isinstance(one, torch.Tensor)}
 
 
 class Chain:
-    """x -> gelu -> tanh -> sum: each node has a packet of its own."""
+    """x -> gelu -> tanh -> sum: each node has its own packet."""
 
     def __init__(self, device: str):
         self.x = leaf(64, 64, device=device)
@@ -71,8 +71,8 @@ HOOKS = [
 
 @pytest.mark.parametrize("hook", HOOKS)
 def test_trap_42_a_hook_may_read_what_a_node_saved(device, hook):
-    # Who takes any read in backward for the node's own lets the packet go at the hook's, and the
-    # node is told that it runs for the second time.
+    # If any read in backward counted as the node's own, the packet would be dropped at the hook's
+    # read, and the node would be told that it runs for the second time.
     expected = Chain(device).gradient()
     chain = Chain(device)
     seen = []
@@ -155,7 +155,7 @@ class Second(First):
 
 
 def test_a_refused_reader_is_named_even_if_it_is_a_python_function(device):
-    # All Python functions are one C++ type: a name that is remembered by type is the first one's.
+    # All Python functions share one C++ type: a name cached by type would be the first one's.
     for function in (First, Second):
         x = leaf(64, 64, device=device)
         with backfold.Controller(bits=None, min_bytes=0):

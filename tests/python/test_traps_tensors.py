@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Traps of saved-tensor hooks, part two: tensors unlike others; failures."""
+"""Traps of saved-tensor hooks, part two: unusual tensors; failures."""
 
 import contextlib
 import copy
@@ -26,7 +26,7 @@ def sites(fold: backfold.Controller, **values) -> list[dict]:
 
 
 class Keep(torch.autograd.Function):
-    """Saves any tensor; hands what comes back in backward to a listener."""
+    """Saves any tensor; passes what comes back in backward to a listener."""
 
     @staticmethod
     def forward(ctx, x, saved, listener):
@@ -43,8 +43,8 @@ class Keep(torch.autograd.Function):
 @pytest.mark.parametrize("known", ["model given", "no model"])
 @pytest.mark.parametrize("bits", [None, 4])
 def test_trap_13_parameters_are_neither_changed_nor_copied(device, bits, known):
-    # addmm saves weight.t(), a view and no parameter by type: packed, it would cost memory and
-    # come back rounded.
+    # addmm saves weight.t(), a view that is not a Parameter: packed, it would cost memory and come
+    # back rounded.
     model = nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64)).to(device)
     before = copy.deepcopy(model.state_dict())
     fold = backfold.Controller(model if known == "model given" else None, bits=bits, min_bytes=0)
@@ -147,7 +147,7 @@ def test_trap_15_attributes_of_weights_survive(device, known, trained):
 
 
 class Tagged(torch.Tensor):
-    """A subclass with data of its own that a packet could not give back."""
+    """A subclass with its own data, which a packet could not restore."""
 
 
 STRANGE = {
@@ -173,7 +173,7 @@ def test_trap_16_strange_tensors_are_passed_through_and_named(device, bits, what
     with fold:
         out = Keep.apply(leaf(8, device=device), strange, seen.append)
     (site,) = sites(fold, op="Keep")
-    # Somebody still has it, which is as good a reason.
+    # Something still holds it, which is just as good a reason.
     assert site["kind"] in ("passed", "alive")
     assert site["kind"] == "alive" or what.split("_")[0] in site["reason"]
     del strange
@@ -205,7 +205,7 @@ def test_trap_16_nested_tensors_are_passed_through_and_named(device, bits, layou
 class Hidden(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x):
-        ctx.hidden = x.detach().exp()  # the habit that hooks cannot see
+        ctx.hidden = x.detach().exp()  # a habit that hooks cannot see
         return x * 1
 
     @staticmethod
@@ -231,7 +231,7 @@ def test_trap_34_bytes_on_ctx_are_counted_as_unseen(device):
 
 
 class Failing(TorchDispatchMode):
-    """Lets the n-th allocation after arming fail, as it would when memory runs out."""
+    """Makes the n-th allocation after arming fail, as when memory runs out."""
 
     class Exhausted(MemoryError):
         pass
@@ -251,8 +251,8 @@ class Failing(TorchDispatchMode):
 @pytest.mark.parametrize("bits", [None, 4])
 @pytest.mark.parametrize("number", range(1, 7))
 def test_trap_36_a_failure_in_pack_or_unpack_keeps_its_type(device, bits, number):
-    # Either the tensor is kept as it is and gradients are right, or the caller gets the error that
-    # happened, not one about it, and the next step works.
+    # Either the tensor is kept unchanged and gradients are right, or the caller gets the original
+    # error, not one about it, and the next step works.
     x = torch.linspace(-2, 2, 64 * 64, device=device).view(64, 64).requires_grad_()
     fold, failing = backfold.Controller(bits=bits, min_bytes=0), Failing()
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The nastiest of bench/run zoo: fresh weights, two samples, 4 bits, the first four steps."""
+"""The nastiest models of bench/run zoo: fresh weights, two samples, 4 bits, four steps."""
 
 import os
 import pathlib
@@ -17,7 +17,7 @@ from errors import Task, measure
 from isolation import FAILED, MEASURED, NOT_BUILT, Job, Row, measured
 from transformers_models import build
 
-# What each scored in its worst step while norms' inputs were packed as they are, and why.
+# Error of each in its worst step when inputs of norms were packed without normalising, and why.
 NASTY = {
     "beit": 1.5e12,  # layer norm with an eps of 1e-12 beside a class token of zeros
     "vit_mae": 6.6e8,  # the same
@@ -35,7 +35,7 @@ NASTY = {
 
 
 class Restless(torch.nn.Module):
-    """Random in three ways, and a buffer that moves."""
+    """Random in three ways, with a buffer that changes."""
 
     def __init__(self):
         super().__init__()
@@ -56,7 +56,7 @@ def restless() -> Task:
 def test_every_pass_of_a_step_sees_the_same_weights_buffers_and_random_numbers(one_thread):
     found = measure(restless(), bits=None)
     assert found.repeats and found.bitwise
-    assert found.errors == [0.0] * 4  # 0.4 to 1.4 where a generator is not set back
+    assert found.errors == [0.0] * 4  # 0.4 to 1.4 if a generator is not reset
 
 
 def test_the_error_is_that_of_the_rounding(one_thread):

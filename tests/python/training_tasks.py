@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Small models of many kinds, each with batches to train it on."""
+"""Small models of many kinds, each with batches to train on."""
 
 import dataclasses
 from collections.abc import Callable
@@ -72,7 +72,7 @@ class CustomFunction(nn.Module):
 
 
 class Adapted(nn.Module):
-    """Frozen weights with low-rank adapters beside them."""
+    """Frozen weights with low-rank adapters."""
 
     def __init__(self):
         super().__init__()

@@ -17,7 +17,7 @@ thread_local int nested = 0;
 thread_local int moved = 0;
 thread_local int checked = 0;
 
-// What a pack hook or a probe does: it has the running call, and calls operators.
+// What a pack hook or a probe does: it holds the running call and calls operators.
 void call_operators(const RunningCall& call) {
   if (nested == kNested || call.op->name != "aten::neg") return;
   ++nested;
@@ -56,7 +56,7 @@ TEST(Calls, AreWhatTheyWereWhileTheirEndIsObserved) {
   at::neg(at::ones({1}));
   observe_calls(nullptr, nullptr);
   EXPECT_EQ(name_before, "aten::neg");
-  EXPECT_EQ(name_after, "aten::neg");  // "aten::ones" where the place was given to the next call
+  EXPECT_EQ(name_after, "aten::neg");  // "aten::ones" if the slot was given to the next call
   EXPECT_EQ(running_call(), nullptr);
 }
 

@@ -57,7 +57,7 @@ double count_of(const Tensors& tensors) {
 
 using Step = std::function<void(Guard&, const Tensors& gradients)>;
 
-// What a guard says after 40 steps that are handed the same gradients in every call.
+// A guard's estimate after 40 steps that get the same gradients in every call.
 GradientMoments moments_of(const Tensors& parameters, const Step& step, std::uint64_t seed = 0) {
   torch::manual_seed(1);
   Guard guard(parameters, seed);
@@ -127,7 +127,7 @@ TEST(Guard, GivesASmallParameterItsFairShare) {
   EXPECT_LT(std::sqrt(squares / kGuards), 0.45);
 }
 
-// One column in eight has gradients. A draw that keeps to few columns finds none, or far too many.
+// One column in eight has gradients. A draw from few columns would find none, or far too many.
 TEST(Guard, DrawsFromAllColumns) {
   for (const std::int64_t columns : {8, 512, 768, 1'000}) {
     const Tensors parameters = parameters_of({{512, columns}});
@@ -397,7 +397,7 @@ TEST(Guard, RunsNothingBetweenPairsAndLittleInThem) {
                     }) -
                     plain);
   EXPECT_EQ(std::count(extra.begin() + 40, extra.end(), 0), 24 / 8 * 5);
-  EXPECT_LT(*std::max_element(extra.begin(), extra.end()), 200);  // 600 if all were looked at
+  EXPECT_LT(*std::max_element(extra.begin(), extra.end()), 200);  // 600 if all were examined
 }
 
 }  // namespace

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A probe that goes along with the user's step while memory runs out.
+// A probe that accompanies the user's step while memory runs out.
 
 #include "torch/probe/probe.h"
 
@@ -79,7 +79,7 @@ TEST(Probe, LeavesTheStepAloneWhereMemoryIsShort) {
       step.probe->call_ended(step.call, std::vector<c10::IValue>{step.result});
       step.result.sum().backward();
       step.probe->finish_own(0, {}, 1e-3);
-      // A table of some widths alone would be read as one of all.
+      // A table of only some widths would be read as a complete one.
       const std::size_t widths = step.probe->widths(*step.site).size();
       const std::size_t measured = step.site->sensitivity.errors.size();
       EXPECT_TRUE(measured == widths || (failed && measured == 0)) << "allocation " << n;
