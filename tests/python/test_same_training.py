@@ -30,9 +30,7 @@ class Network(torch.nn.Module):
 
 
 def controller(model: torch.nn.Module) -> backfold.Controller:
-    return backfold.Controller(
-        model, bits=3, min_bytes=0, seed=7, probe_steps=(), probe_every=None
-    )
+    return backfold.Controller(model, bits=3, min_bytes=0, seed=7, probe_steps=(), probe_every=None)
 
 
 def train(model, fold, inputs, labels, steps) -> None:
