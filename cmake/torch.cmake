@@ -104,6 +104,7 @@ add_library(backfold_torch SHARED
   src/torch/reads/exact_ops_values.cpp
   src/torch/reads/norms.cpp
   src/torch/store/geometry.cpp
+  src/torch/store/keep.cpp
   src/torch/store/saved.cpp
   src/torch/store/shared_packet.cpp
   src/torch/store/store.cpp

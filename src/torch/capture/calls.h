@@ -38,7 +38,7 @@ struct Operator {
   std::vector<const Rule*> result_rules;
   std::vector<const Rule*> saved_rules;  // of a function, which has no names for its arguments
   c10::SmallVector<int, 1> written;      // positions of arguments that it writes
-  bool opaque = false;                   // nobody knows what its backward does
+  bool opaque = false;                   // its backward is unknown
   bool compiled = false;                 // a graph of torch.compile
   bool copies = false;           // aten::_to_copy, which makes low-precision copies of parameters
   bool wants_arguments = false;  // a rule looks at the arguments of a call

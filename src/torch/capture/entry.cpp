@@ -40,7 +40,7 @@ const Operator& unannounced() {
   return op;
 }
 
-// Bytes that torch has allocated on a device; none on a CPU, where nobody counts.
+// Bytes that torch has allocated on a device; none on a CPU, which does not count.
 std::optional<std::int64_t> allocated_bytes(const std::optional<at::Device>& device) {
   if (!device || !device->is_cuda()) return std::nullopt;
   constexpr auto kAll = static_cast<std::size_t>(c10::CachingAllocator::StatType::AGGREGATE);

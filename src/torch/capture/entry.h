@@ -69,8 +69,9 @@ class Entry {
   CallWatch watch_;
 };
 
-// A module runs with gradients on a thread that is in no entry. True the first time that it belongs
-// to the model of an entry elsewhere, or, as a `replica`, to any: nothing that it saves is folded.
+// Called where a module runs with gradients on a thread without an entry. True, once, if it belongs
+// to the model of an entry on another thread (a `replica` is taken to belong to any): what it saves
+// is not folded.
 bool missed(const void* module, bool replica);
 
 // Keeps a tensor by reference, for a thread that is in no entry.

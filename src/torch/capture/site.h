@@ -35,18 +35,18 @@ enum class Kind : std::uint8_t {
   kLossy,          // the group quantizer
   kPerSample,      // the same, with widths that differ from sample to sample
   kPooled,         // averages of blocks: biased
-  kPoolResidual,   // the same and what is left
-  kProjected,      // by a random projection
-  kRunningRange,   // over ranges that follow the tensor from step to step
-  kFewBit,         // as a derivative of few values: biased
-  kZeroExact,      // the same, with zeros and signs exact
+  kPoolResidual,   // averages of blocks and, in a few bits, the residual
+  kProjected,      // a random projection
+  kRunningRange,   // quantized over ranges that follow the tensor from step to step
+  kFewBit,         // the derivative, as one of a few values: biased
+  kZeroExact,      // the group quantizer, with zeros and signs exact
   kPredicate,      // one comparison per element, exact for its reader
   kBits,           // bools
   kMask,           // floats of two values
   kIndices,        // narrowed integers
   kGeometry,       // sizes and strides
-  kAlive,          // by reference: somebody else keeps the tensor anyway
-  kShared,         // by what an earlier save of the same memory made
+  kAlive,          // by reference: the program keeps the tensor alive anyway
+  kShared,         // by the packet or reference of an earlier save of the same memory
   kParameter,      // by reference
   kParameterCopy,  // made again from its parameter
   kRaw,            // by reference, because its backward needs it exactly
@@ -94,7 +94,7 @@ struct Sensitivity {
   struct Offer {
     int codec = 0;     // of the menu
     double bits = 0;   // stored, per element
-    double error = 0;  // by that of the group quantizer at `offers_at` bits
+    double error = 0;  // / error of the group quantizer at `offers_at` bits
   };
   Estimate estimate = Estimate::kNone;
   int offers_at = 0;
@@ -115,7 +115,7 @@ struct Site {
   std::uint64_t hash = 0;  // of the name
 
   // Learned. Written by backward, whose threads are autograd's.
-  std::atomic<bool> alive{false};  // at the last backward somebody else had the tensor, too
+  std::atomic<bool> alive{false};  // at the last backward the program still had the tensor
   enum class Sign : std::uint8_t { kUnknown, kOnlySign, kAlsoValues };
   std::atomic<Sign> sign{Sign::kUnknown};  // who reads a tensor whose sign is enough here
 

@@ -16,7 +16,7 @@
 
 namespace backfold::torch_layer {
 
-// Why a tensor is where it is: sites live as long as anything saved at them.
+// Keeps the sites alive for as long as anything saved at one of them.
 using SitesAlive = std::shared_ptr<const SiteTable>;
 
 // Elements from which packing or unpacking is long work for the CPU.

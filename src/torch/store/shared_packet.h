@@ -84,8 +84,8 @@ class SharedPacket {
   // are.
   const NormRows* rows() const { return rows_ ? &*rows_ : nullptr; }
 
-  // This packet was made for a reader of signs; when it goes, its site learns whether somebody also
-  // read values.
+  // This packet was made for a reader of signs; when it goes, its site learns whether another node
+  // also read values.
   void learn_sign() { learns_sign_ = true; }
   void values_are_read() { values_read_ = true; }
 
@@ -122,14 +122,14 @@ class SharedPacket {
 };
 
 // A storage held by reference. One Hold serves all saves of a storage in an entry, so that a use
-// count of 1 means that nobody but autograd has it.
+// count of 1 means that only autograd has it.
 class Hold {
  public:
-  // `site`, if any, chose this because somebody else had the storage at the last backward.
+  // `site`, if any, chose this because the program still had the storage at the last backward.
   Hold(c10::Storage storage, std::uint32_t version, Site* site)
       : storage_(std::move(storage)), version_(version), site_(site) {}
 
-  // Somebody needs it in any case.
+  // A reader needs it in any case.
   void pin() { pinned_ = true; }
   const c10::Storage& storage();
   std::uint32_t version() const { return version_; }
@@ -147,8 +147,8 @@ class ParameterCopy {
  public:
   ParameterCopy(const at::Tensor& parameter, const at::Tensor& copy);
 
-  // The copy's memory; its own if it still lives. Raises if the parameter changed since, and nobody
-  // said so before.
+  // The copy's memory; its own if it still lives. Raises if the parameter has changed since and
+  // nobody said so before.
   c10::Storage storage();
   // The parameter is about to change: from now on the copy is held.
   void keep();

@@ -71,7 +71,7 @@ class Store {
   // Whether a tensor that is kept per sample had as many samples as there were ids.
   bool met_samples() const { return met_samples_; }
 
-  // In an entry that only observes: marks the sites of storages that somebody else has, too.
+  // In an entry that only observes: marks the sites whose storages the program holds, too.
   void judge_alive();
 
  private:

@@ -20,9 +20,8 @@ Treatment for_integers(ElementType type, const Demand& demand) {
   return {Kind::kPassed, "integers without a proven bound", {}};
 }
 
-// One comparison per element is all that is read here. Where a sign is, and somebody else reads the
-// values, one zero-exact packet serves both; until it is known whether somebody does, it is
-// assumed.
+// One comparison per element is all that is read here. Where that is the sign and another node
+// reads the values, one zero-exact packet serves both; until that is known, it is assumed.
 Treatment for_predicate(const at::Tensor& tensor, ElementType type, const Demand& demand,
                         Site::Sign sign, const std::optional<Choice>& choice) {
   if (demand.rule->sign_of_nonnegative) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // How one tensor is best kept, seen by itself: by what it is, what its backward reads, and what was
-// learned about its site. That somebody else saves it, too, is the store's business.
+// learned about its site. That other nodes may save it, too, is the store's business.
 
 #ifndef BACKFOLD_TORCH_STORE_TREATMENT_H_
 #define BACKFOLD_TORCH_STORE_TREATMENT_H_
