@@ -10,35 +10,35 @@ find_package(Threads REQUIRED)
 
 add_library(backfold_core
   src/base/checks.cpp
-  src/lossless/copy.cpp
   src/base/dispatch.cpp
+  src/base/status.cpp
+  src/base/targets.cpp
+  src/base/threads.cpp
   src/group/group.cpp
   src/group/reference.cpp
-  src/lossless/reference.cpp
+  src/group/simd/group.cpp
+  src/lossless/copy.cpp
   src/lossless/mask.cpp
   src/lossless/narrow.cpp
+  src/lossless/predicate.cpp
+  src/lossless/reference.cpp
+  src/lossless/simd/bits.cpp
+  src/lossless/simd/narrow.cpp
   src/planner/planner.cpp
   src/planner/search.cpp
   src/pool/pool.cpp
   src/pool/reference.cpp
-  src/lossless/predicate.cpp
+  src/pool/simd/pool.cpp
   src/ranged/ranged.cpp
   src/ranged/reference.cpp
-  src/samples/samples.cpp
-  src/samples/reference.cpp
-  src/signs/signs.cpp
-  src/base/status.cpp
-  src/table/table.cpp
-  src/table/reference.cpp
-  src/base/threads.cpp
-  src/lossless/simd/bits.cpp
-  src/group/simd/group.cpp
-  src/lossless/simd/narrow.cpp
-  src/pool/simd/pool.cpp
   src/ranged/simd/ranged.cpp
+  src/samples/reference.cpp
+  src/samples/samples.cpp
   src/samples/simd/samples.cpp
+  src/signs/signs.cpp
+  src/table/reference.cpp
   src/table/simd/table.cpp
-  src/base/targets.cpp)
+  src/table/table.cpp)
 target_include_directories(backfold_core
   PUBLIC $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include>
   PRIVATE src)
@@ -49,27 +49,30 @@ target_compile_options(backfold_core PRIVATE
 target_compile_definitions(backfold_core PRIVATE "HWY_DISABLED_TARGETS=(HWY_SSSE3|HWY_SSE4)")
 target_link_libraries(backfold_core PRIVATE hwy::hwy Threads::Threads)
 
+set_property(SOURCE src/base/dispatch.cpp APPEND PROPERTY
+  COMPILE_DEFINITIONS BACKFOLD_WITH_CUDA=$<BOOL:${BACKFOLD_HAS_CUDA}>)
 if(BACKFOLD_HAS_CUDA)
   target_sources(backfold_core PRIVATE
-    src/lossless/cuda/bits.cu
-    src/lossless/cuda/copy.cu
-    src/group/cuda/group.cu
     src/group/cuda/flat.cu
     src/group/cuda/flat_scaled.cu
+    src/group/cuda/group.cu
     src/group/cuda/rotated.cu
     src/group/cuda/strided.cu
     src/group/cuda/strided_scaled.cu
+    src/lossless/cuda/bits.cu
+    src/lossless/cuda/copy.cu
     src/lossless/cuda/narrow.cu
-    src/pool/cuda/pool.cu
     src/pool/cuda/pack.cu
+    src/pool/cuda/pool.cu
     src/pool/cuda/unpack.cu
     src/ranged/cuda/ranged.cu
+    src/ranged/cuda/widen.cu
     src/samples/cuda/samples.cu
     src/signs/cuda/signs.cu
-    src/table/cuda/table.cu
-    src/lossless/cuda/widen.cu)
-  target_compile_definitions(backfold_core PRIVATE BACKFOLD_WITH_CUDA)
+    src/table/cuda/table.cu)
   target_compile_options(backfold_core PRIVATE
     $<$<COMPILE_LANGUAGE:CUDA>:--fmad=false -Xcompiler=-Wall,-Wextra,-ffp-contract=off>)
   target_link_libraries(backfold_core PRIVATE CUDA::cudart_static)
+else()
+  target_sources(backfold_core PRIVATE src/without_cuda.cpp)
 endif()

@@ -84,14 +84,17 @@ Status check_execution(const Execution& execution) {
                            static_cast<int>(execution.simd_target.size()),
                            execution.simd_target.data(), list_simd_targets().c_str());
     case Backend::kCuda:
-      if (built_with_cuda()) return {};
-      return Status::error(StatusCode::kUnavailable,
-                           "backend is cuda, but this build holds no CUDA kernels; build with a "
-                           "CUDA toolkit and -DBACKFOLD_CUDA=ON");
+      return built_with_cuda() ? Status{} : no_cuda_kernels();
   }
   return Status::error(StatusCode::kInvalidArgument,
                        "backend must be cpu, reference, simd or cuda, got %d",
                        static_cast<int>(execution.backend));
+}
+
+Status no_cuda_kernels() {
+  return Status::error(StatusCode::kUnavailable,
+                       "backend is cuda, but this build holds no CUDA kernels; build with a CUDA "
+                       "toolkit and -DBACKFOLD_CUDA=ON");
 }
 
 Status check_float_type(ElementType type) {

@@ -34,6 +34,9 @@ Status check_payload(ConstPayload payload, std::size_t needed);
 // The execution names a backend, at least one thread and, if any, a SIMD target that is there.
 Status check_execution(const Execution& execution);
 
+// What a build without CUDA kernels answers to a call for them.
+Status no_cuda_kernels();
+
 // `type` is fp32, fp16, bf16 or fp64.
 Status check_float_type(ElementType type);
 

@@ -10,13 +10,7 @@ namespace backfold {
 
 std::span<const std::string_view> simd_targets() { return cpu::targets().names; }
 
-bool built_with_cuda() {
-#ifdef BACKFOLD_WITH_CUDA
-  return true;
-#else
-  return false;
-#endif
-}
+bool built_with_cuda() { return BACKFOLD_WITH_CUDA != 0; }
 
 namespace core {
 
@@ -57,6 +51,12 @@ const SimdTarget* choose_host_target(const Execution& execution) {
   if (execution.backend == Backend::kCpu) (void)find_cpu_target(environment_target(), &target);
   if (execution.backend == Backend::kSimd) target = find_simd_target(execution.simd_target);
   return target;
+}
+
+bool choose_cuda(const Execution& execution) {
+  if (execution.backend != Backend::kCuda) return false;
+  if (execution.ran != nullptr) *execution.ran = "cuda";
+  return true;
 }
 
 void report_target(const Execution& execution, std::int64_t target_bit) {

@@ -37,6 +37,9 @@ Status find_cpu_target(std::string_view name, const SimdTarget** target);
 // check_execution().
 const SimdTarget* choose_host_target(const Execution& execution);
 
+// Whether CUDA kernels serve a call. Tells execution.ran where they do.
+bool choose_cuda(const Execution& execution);
+
 // Tells execution.ran that kernels of this target ran, by Highway's bit; 0 is the reference.
 void report_target(const Execution& execution, std::int64_t target_bit);
 

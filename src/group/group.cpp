@@ -11,12 +11,10 @@
 #include "base/convert.h"
 #include "base/dispatch.h"
 #include "base/threads.h"
+#include "group/cuda/group.h"
 #include "group/geometry.h"
 #include "group/reference.h"
 #include "group/simd/group.h"
-#ifdef BACKFOLD_WITH_CUDA
-#include "group/cuda/group.h"
-#endif
 
 namespace backfold {
 namespace {
@@ -95,12 +93,8 @@ const char* element_at(const GroupFormat& format, const void* data, std::int64_t
 // The first negative element, -1 if there is none.
 Status find_negative(const GroupFormat& format, const void* source, const Execution& execution,
                      std::int64_t* index) {
-#ifdef BACKFOLD_WITH_CUDA
   if (execution.backend == Backend::kCuda)
     return cuda::find_negative(format, source, execution.stream, index);
-#else
-  (void)execution;
-#endif
   core::with_element(format.type, [&]<typename T>() {
     const T* elements = static_cast<const T*>(source);
     const T* negative =
@@ -140,12 +134,8 @@ Status pack(const GroupFormat& format, const void* source, const Key& key, Paylo
   BACKFOLD_RETURN_IF_ERROR(check_contract(format, source, execution));
   const core::MixedKey mixed = core::mixed(key);
 
-#ifdef BACKFOLD_WITH_CUDA
-  if (execution.backend == Backend::kCuda) {
-    if (execution.ran != nullptr) *execution.ran = "cuda";
+  if (core::choose_cuda(execution))
     return cuda::pack_group(format, source, mixed, payload.data, execution.stream);
-  }
-#endif
   const auto kernels = core::choose_kernels(execution, cpu::group_kernels);
   clear_padding(payload.data, geometry);
   core::split_over_threads(
@@ -169,12 +159,8 @@ Status unpack(const GroupFormat& format, ConstPayload payload, void* destination
   BACKFOLD_RETURN_IF_ERROR(core::check_call(execution, "destination", destination, format.count,
                                             size_of(format.type), payload, geometry.bytes()));
 
-#ifdef BACKFOLD_WITH_CUDA
-  if (execution.backend == Backend::kCuda) {
-    if (execution.ran != nullptr) *execution.ran = "cuda";
+  if (core::choose_cuda(execution))
     return cuda::unpack_group(format, payload.data, destination, execution.stream);
-  }
-#endif
   const auto kernels = core::choose_kernels(execution, cpu::group_kernels);
   void* bytes = const_cast<void*>(payload.data);  // only read below
   core::split_over_threads(
@@ -214,12 +200,8 @@ Status pack(const GroupFormat& format, const RowAffine& rows, const void* source
   BACKFOLD_RETURN_IF_ERROR(core::check_call(execution, "source", source, format.count,
                                             size_of(format.type), payload, geometry.bytes()));
   const core::MixedKey mixed = core::mixed(key);
-#ifdef BACKFOLD_WITH_CUDA
-  if (execution.backend == Backend::kCuda) {
-    if (execution.ran != nullptr) *execution.ran = "cuda";
+  if (core::choose_cuda(execution))
     return cuda::pack_group(format, source, mixed, payload.data, execution.stream, &rows);
-  }
-#endif
   const auto kernels = core::choose_kernels(execution, cpu::group_kernels);
   clear_padding(payload.data, geometry);
   core::split_over_threads(
@@ -243,12 +225,8 @@ Status unpack(const GroupFormat& format, const RowAffine& rows, ConstPayload pay
   const GroupGeometry geometry(format);
   BACKFOLD_RETURN_IF_ERROR(core::check_call(execution, "destination", destination, format.count,
                                             size_of(format.type), payload, geometry.bytes()));
-#ifdef BACKFOLD_WITH_CUDA
-  if (execution.backend == Backend::kCuda) {
-    if (execution.ran != nullptr) *execution.ran = "cuda";
+  if (core::choose_cuda(execution))
     return cuda::unpack_group(format, payload.data, destination, execution.stream, &rows);
-  }
-#endif
   const auto kernels = core::choose_kernels(execution, cpu::group_kernels);
   void* bytes = const_cast<void*>(payload.data);  // only read below
   core::split_over_threads(

@@ -8,9 +8,7 @@
 #include "base/checks.h"
 #include "base/dispatch.h"
 #include "base/threads.h"
-#ifdef BACKFOLD_WITH_CUDA
 #include "lossless/cuda/copy.h"
-#endif
 
 namespace backfold {
 namespace {
@@ -21,12 +19,8 @@ constexpr std::int64_t kMaxBytes = 8 * kMaxElements;
 constexpr std::int64_t kGrain = std::int64_t{1} << 20;
 
 Status copy(const void* source, void* destination, std::int64_t bytes, const Execution& execution) {
-#ifdef BACKFOLD_WITH_CUDA
-  if (execution.backend == Backend::kCuda) {
-    if (execution.ran != nullptr) *execution.ran = "cuda";
+  if (core::choose_cuda(execution))
     return cuda::copy(source, destination, static_cast<std::size_t>(bytes), execution.stream);
-  }
-#endif
   core::report_target(execution, 0);
   core::split_over_threads(bytes, kGrain, execution.threads,
                            [&](std::int64_t begin, std::int64_t end) {

@@ -13,11 +13,9 @@
 #include "base/checks.h"
 #include "base/convert.h"
 #include "base/dispatch.h"
+#include "lossless/cuda/bits.h"
 #include "lossless/reference.h"
 #include "lossless/simd/bits.h"
-#ifdef BACKFOLD_WITH_CUDA
-#include "lossless/cuda/bits.h"
-#endif
 
 namespace backfold {
 namespace {
@@ -86,12 +84,12 @@ double number_of(ElementType type, std::uint64_t bits) {
 Status check_contract(const MaskFormat& format, const void* source, const Execution& execution) {
   if (!core::kCheckContracts || format.count == 0) return {};
   std::int64_t odd_one = -1;
-#ifdef BACKFOLD_WITH_CUDA
-  if (execution.backend == Backend::kCuda)
+  if (execution.backend == Backend::kCuda) {
     BACKFOLD_RETURN_IF_ERROR(
         cuda::find_odd_one(size_of(format.type), source, format.count, execution.stream, &odd_one));
-#endif
-  if (execution.backend != Backend::kCuda) odd_one = look(format, source).odd_one;
+  } else {
+    odd_one = look(format, source).odd_one;
+  }
   if (odd_one < 0) return {};
   return Status::error(StatusCode::kContractBroken,
                        "source must hold nothing but +0 and one other value, but element %" PRId64
@@ -147,13 +145,9 @@ Status pack(const MaskFormat& format, const void* source, Payload payload,
   std::uint8_t* const prefix = static_cast<std::uint8_t*>(payload.data);
   std::uint8_t* const bits = prefix + kPrefix;
 
-#ifdef BACKFOLD_WITH_CUDA
-  if (execution.backend == Backend::kCuda) {
-    if (execution.ran != nullptr) *execution.ran = "cuda";
+  if (core::choose_cuda(execution))
     return cuda::pack_bits(core::any_bit_set(), size, source, format.count, bits, prefix,
                            execution.stream);
-  }
-#endif
   const auto kernels = core::choose_kernels(execution, cpu::bit_kernels);
   core::split_elements(
       format.count, execution.threads, [&](std::int64_t first, std::int64_t count) {
@@ -178,13 +172,9 @@ Status unpack(const MaskFormat& format, ConstPayload payload, void* destination,
   const std::uint8_t* const bits = prefix + kPrefix;
   core::BitValues values = {0, 0};
 
-#ifdef BACKFOLD_WITH_CUDA
-  if (execution.backend == Backend::kCuda) {
-    if (execution.ran != nullptr) *execution.ran = "cuda";
+  if (core::choose_cuda(execution))
     return cuda::unpack_bits(values, size, bits, format.count, destination, prefix,
                              execution.stream);
-  }
-#endif
   std::memcpy(&values.if_true, prefix, size);
   const auto kernels = core::choose_kernels(execution, cpu::bit_kernels);
   core::split_elements(

@@ -11,12 +11,10 @@
 #include "base/blocks.h"
 #include "base/checks.h"
 #include "base/dispatch.h"
+#include "lossless/cuda/narrow.h"
 #include "lossless/narrow_code.h"
 #include "lossless/reference.h"
 #include "lossless/simd/narrow.h"
-#ifdef BACKFOLD_WITH_CUDA
-#include "lossless/cuda/narrow.h"
-#endif
 
 namespace backfold {
 namespace {
@@ -74,16 +72,12 @@ Status broken_bound(const NarrowFormat& format, std::int64_t index, std::int64_t
 Status check_contract(const NarrowFormat& format, const NarrowCode& code, const void* source,
                       const Execution& execution) {
   if (!core::kCheckContracts || format.count == 0) return {};
-#ifdef BACKFOLD_WITH_CUDA
   if (execution.backend == Backend::kCuda) {
     std::int64_t index = -1, value = 0;
     BACKFOLD_RETURN_IF_ERROR(cuda::find_broken_bound(
         code, size_of(format.type), source, format.count, execution.stream, &index, &value));
     return index < 0 ? Status{} : broken_bound(format, index, value);
   }
-#else
-  (void)execution;
-#endif
   for (std::int64_t i = 0; i < format.count; ++i) {
     const std::int64_t value = element_at(format.type, source, i);
     if (!core::keeps_bound(code, static_cast<std::uint64_t>(value)))
@@ -150,12 +144,8 @@ Status pack(const NarrowFormat& format, const void* source, Payload payload,
       core::check_call(execution, "source", source, format.count, size, payload, total));
   BACKFOLD_RETURN_IF_ERROR(check_contract(format, code, source, execution));
 
-#ifdef BACKFOLD_WITH_CUDA
-  if (execution.backend == Backend::kCuda) {
-    if (execution.ran != nullptr) *execution.ran = "cuda";
+  if (core::choose_cuda(execution))
     return cuda::encode(code, size, source, format.count, payload.data, execution.stream);
-  }
-#endif
   const auto kernels = core::choose_kernels(execution, cpu::narrow_kernels);
   char* const codes = static_cast<char*>(payload.data);
   const auto width = static_cast<std::size_t>(code.code_bytes);
@@ -182,12 +172,8 @@ Status unpack(const NarrowFormat& format, ConstPayload payload, void* destinatio
   BACKFOLD_RETURN_IF_ERROR(core::check_call(execution, "destination", destination, format.count,
                                             size, payload, total_bytes(format, code)));
 
-#ifdef BACKFOLD_WITH_CUDA
-  if (execution.backend == Backend::kCuda) {
-    if (execution.ran != nullptr) *execution.ran = "cuda";
+  if (core::choose_cuda(execution))
     return cuda::decode(code, size, payload.data, format.count, destination, execution.stream);
-  }
-#endif
   const auto kernels = core::choose_kernels(execution, cpu::narrow_kernels);
   core::split_elements(format.count, execution.threads,
                        [&](std::int64_t first, std::int64_t count) {

@@ -13,11 +13,9 @@
 #include "base/checks.h"
 #include "base/convert.h"
 #include "base/dispatch.h"
+#include "lossless/cuda/bits.h"
 #include "lossless/reference.h"
 #include "lossless/simd/bits.h"
-#ifdef BACKFOLD_WITH_CUDA
-#include "lossless/cuda/bits.h"
-#endif
 
 namespace backfold {
 namespace {
@@ -167,13 +165,9 @@ Status pack(const PredicateFormat& format, const void* source, Payload payload,
                                             payload, core::bit_bytes(format.count)));
   const BitTest test = bit_test(format);
 
-#ifdef BACKFOLD_WITH_CUDA
-  if (execution.backend == Backend::kCuda) {
-    if (execution.ran != nullptr) *execution.ran = "cuda";
+  if (core::choose_cuda(execution))
     return cuda::pack_bits(test, size, source, format.count, payload.data, nullptr,
                            execution.stream);
-  }
-#endif
   const auto kernels = core::choose_kernels(execution, cpu::bit_kernels);
   core::split_elements(
       format.count, execution.threads, [&](std::int64_t first, std::int64_t count) {
@@ -196,13 +190,9 @@ Status unpack(const PredicateFormat& format, ConstPayload payload, void* destina
                                             size, payload, core::bit_bytes(format.count)));
   const BitValues values = bit_values(format);
 
-#ifdef BACKFOLD_WITH_CUDA
-  if (execution.backend == Backend::kCuda) {
-    if (execution.ran != nullptr) *execution.ran = "cuda";
+  if (core::choose_cuda(execution))
     return cuda::unpack_bits(values, size, payload.data, format.count, destination, nullptr,
                              execution.stream);
-  }
-#endif
   const auto kernels = core::choose_kernels(execution, cpu::bit_kernels);
   core::split_elements(
       format.count, execution.threads, [&](std::int64_t first, std::int64_t count) {

@@ -11,12 +11,10 @@
 #include "base/checks.h"
 #include "base/dispatch.h"
 #include "base/threads.h"
+#include "pool/cuda/pool.h"
 #include "pool/geometry.h"
 #include "pool/reference.h"
 #include "pool/simd/pool.h"
-#ifdef BACKFOLD_WITH_CUDA
-#include "pool/cuda/pool.h"
-#endif
 
 namespace backfold {
 namespace {
@@ -117,12 +115,8 @@ Status pack(const PoolFormat& format, const void* source, const Key& key, Payloa
                                             size_of(format.type), payload, shape.bytes()));
   const core::MixedKey mixed = core::mixed(key);
 
-#ifdef BACKFOLD_WITH_CUDA
-  if (execution.backend == Backend::kCuda) {
-    if (execution.ran != nullptr) *execution.ran = "cuda";
+  if (core::choose_cuda(execution))
     return cuda::pack_pool(shape, format.type, source, mixed, payload.data, execution.stream);
-  }
-#endif
   const auto kernels = core::choose_kernels(execution, cpu::pool_kernels);
   if (shape.bands == 0) return {};
   const PoolParts parts(shape, payload.data);
@@ -143,12 +137,8 @@ Status unpack(const PoolFormat& format, ConstPayload payload, void* destination,
   BACKFOLD_RETURN_IF_ERROR(core::check_call(execution, "destination", destination, shape.count(),
                                             size_of(format.type), payload, shape.bytes()));
 
-#ifdef BACKFOLD_WITH_CUDA
-  if (execution.backend == Backend::kCuda) {
-    if (execution.ran != nullptr) *execution.ran = "cuda";
+  if (core::choose_cuda(execution))
     return cuda::unpack_pool(shape, format.type, payload.data, destination, execution.stream);
-  }
-#endif
   const auto kernels = core::choose_kernels(execution, cpu::pool_kernels);
   if (shape.bands == 0) return {};
   const PoolParts parts(shape, const_cast<void*>(payload.data));  // only read below

@@ -15,11 +15,9 @@
 #include "base/checks.h"
 #include "base/dispatch.h"
 #include "base/threads.h"
+#include "ranged/cuda/ranged.h"
 #include "ranged/reference.h"
 #include "ranged/simd/ranged.h"
-#ifdef BACKFOLD_WITH_CUDA
-#include "ranged/cuda/ranged.h"
-#endif
 
 namespace backfold {
 namespace {
@@ -118,12 +116,8 @@ Status pack(const RangedFormat& format, const void* source, const float* ranges,
   BACKFOLD_RETURN_IF_ERROR(check_ranges("ranges", ranges, format));
   const core::MixedKey mixed = core::mixed(key);
 
-#ifdef BACKFOLD_WITH_CUDA
-  if (execution.backend == Backend::kCuda) {
-    if (execution.ran != nullptr) *execution.ran = "cuda";
+  if (core::choose_cuda(execution))
     return cuda::pack_ranged(format, source, ranges, mixed, payload.data, execution.stream);
-  }
-#endif
   const cpu::RangedKernels kernels = kernels_for(execution);
   if (geometry.bytes() == 0) return {};
   Grid* const grids = static_cast<Grid*>(payload.data);
@@ -154,12 +148,8 @@ Status unpack(const RangedFormat& format, ConstPayload payload, void* destinatio
   BACKFOLD_RETURN_IF_ERROR(core::check_call(execution, "destination", destination, geometry.count,
                                             size_of(format.type), payload, geometry.bytes()));
 
-#ifdef BACKFOLD_WITH_CUDA
-  if (execution.backend == Backend::kCuda) {
-    if (execution.ran != nullptr) *execution.ran = "cuda";
+  if (core::choose_cuda(execution))
     return cuda::unpack_ranged(format, payload.data, destination, execution.stream);
-  }
-#endif
   const cpu::RangedKernels kernels = kernels_for(execution);
   if (geometry.count == 0) return {};
   const Grid* const grids = static_cast<const Grid*>(payload.data);
@@ -197,12 +187,8 @@ Status widen(const RangedFormat& format, const void* source, const float* ranges
   BACKFOLD_RETURN_IF_ERROR(check_ranges("ranges", ranges, format));
   BACKFOLD_RETURN_IF_ERROR(check_ranges("widened", widened, format));
 
-#ifdef BACKFOLD_WITH_CUDA
-  if (execution.backend == Backend::kCuda) {
-    if (execution.ran != nullptr) *execution.ran = "cuda";
+  if (core::choose_cuda(execution))
     return cuda::widen_ranges(format, source, ranges, widened, execution.stream);
-  }
-#endif
   const cpu::RangedKernels kernels = kernels_for(execution);
   Bounds* const bounds = reinterpret_cast<Bounds*>(widened);
   for (std::int64_t c = 0; c < format.channels; ++c)

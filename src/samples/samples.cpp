@@ -13,12 +13,10 @@
 #include "base/dispatch.h"
 #include "base/threads.h"
 #include "group/simd/group.h"
+#include "samples/cuda/samples.h"
 #include "samples/geometry.h"
 #include "samples/reference.h"
 #include "samples/simd/samples.h"
-#ifdef BACKFOLD_WITH_CUDA
-#include "samples/cuda/samples.h"
-#endif
 
 namespace backfold {
 namespace {
@@ -117,12 +115,8 @@ Status pack(const SampleFormat& format, const void* source, const float* weights
   BACKFOLD_RETURN_IF_ERROR(check_weights(weights, format));
   const core::MixedKey mixed = core::mixed(key);
 
-#ifdef BACKFOLD_WITH_CUDA
-  if (execution.backend == Backend::kCuda) {
-    if (execution.ran != nullptr) *execution.ran = "cuda";
+  if (core::choose_cuda(execution))
     return cuda::pack_samples(format, source, weights, mixed, payload.data, execution.stream);
-  }
-#endif
   const auto scoring = core::choose_kernels(execution, cpu::sample_kernels);
   const auto kernels = core::choose_kernels(execution, cpu::group_kernels);
   if (geometry.bytes == 0) return {};
@@ -157,12 +151,8 @@ Status unpack(const SampleFormat& format, ConstPayload payload, void* destinatio
   BACKFOLD_RETURN_IF_ERROR(core::check_call(execution, "destination", destination, count_of(format),
                                             size_of(format.type), payload, geometry.bytes));
 
-#ifdef BACKFOLD_WITH_CUDA
-  if (execution.backend == Backend::kCuda) {
-    if (execution.ran != nullptr) *execution.ran = "cuda";
+  if (core::choose_cuda(execution))
     return cuda::unpack_samples(format, payload.data, destination, execution.stream);
-  }
-#endif
   const auto kernels = core::choose_kernels(execution, cpu::group_kernels);
   if (geometry.bytes == 0) return {};
   void* const bytes = const_cast<void*>(payload.data);  // only read below

@@ -13,9 +13,7 @@
 #include "base/convert.h"
 #include "base/dispatch.h"
 #include "base/rng.h"
-#ifdef BACKFOLD_WITH_CUDA
 #include "signs/cuda/signs.h"
-#endif
 
 namespace backfold {
 namespace {
@@ -61,12 +59,8 @@ Status fill_signs(ElementType type, float size, std::int64_t count, const Key& k
   const std::uint64_t bits = bits_in(type, size);
   const MixedKey mixed = core::mixed(key);
 
-#ifdef BACKFOLD_WITH_CUDA
-  if (execution.backend == Backend::kCuda) {
-    if (execution.ran != nullptr) *execution.ran = "cuda";
+  if (core::choose_cuda(execution))
     return cuda::fill_signs(bits, size_of(type), count, mixed, destination, execution.stream);
-  }
-#endif
   core::report_target(execution, 0);
   core::split_elements(count, execution.threads, [&](std::int64_t first, std::int64_t part) {
     switch (size_of(type)) {

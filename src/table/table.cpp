@@ -10,12 +10,10 @@
 #include "base/blocks.h"
 #include "base/checks.h"
 #include "base/dispatch.h"
+#include "table/cuda/table.h"
 #include "table/derivative_tables.h"
 #include "table/reference.h"
 #include "table/simd/table.h"
-#ifdef BACKFOLD_WITH_CUDA
-#include "table/cuda/table.h"
-#endif
 
 namespace backfold {
 namespace {
@@ -77,13 +75,9 @@ Status pack(const TableFormat& format, const void* source, Payload payload,
       core::check_call(execution, "source", source, format.count, size, payload, planes.bytes));
   const TableCode table = code_of(format);
 
-#ifdef BACKFOLD_WITH_CUDA
-  if (execution.backend == Backend::kCuda) {
-    if (execution.ran != nullptr) *execution.ran = "cuda";
+  if (core::choose_cuda(execution))
     return cuda::pack_table(table, format.type, source, format.count, payload.data,
                             execution.stream);
-  }
-#endif
   const cpu::TableKernels kernels = kernels_for(execution);
   if (format.count == 0) return {};
   std::uint8_t* const low = static_cast<std::uint8_t*>(payload.data);
@@ -112,13 +106,9 @@ Status unpack(const TableFormat& format, ConstPayload payload, void* destination
                                             size, payload, planes.bytes));
   const TableCode table = code_of(format);
 
-#ifdef BACKFOLD_WITH_CUDA
-  if (execution.backend == Backend::kCuda) {
-    if (execution.ran != nullptr) *execution.ran = "cuda";
+  if (core::choose_cuda(execution))
     return cuda::unpack_table(table, format.type, payload.data, format.count, destination,
                               execution.stream);
-  }
-#endif
   const cpu::TableKernels kernels = kernels_for(execution);
   if (format.count == 0) return {};
   const std::uint8_t* const low = static_cast<const std::uint8_t*>(payload.data);
