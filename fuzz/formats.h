@@ -27,7 +27,6 @@ namespace backfold::fuzz {
 inline constexpr ElementType kTypes[] = {ElementType::kF32, ElementType::kF16, ElementType::kBF16,
                                          ElementType::kF64, ElementType::kI64, ElementType::kI32,
                                          ElementType::kI16, ElementType::kBool};
-inline constexpr int kWidths[] = {1, 2, 3, 4, 5, 6, 8, 16};
 
 template <typename Format>
 Format read(Input& input);
@@ -38,7 +37,7 @@ inline GroupFormat read(Input& input) {
   constexpr int kGroups[] = {128, 256};
   GroupFormat format;
   format.type = input.one_of(kTypes);
-  format.bits = input.one_of(kWidths);
+  format.bits = input.one_of(kCodeWidths);
   format.layout = input.one_of(kLayouts);
   format.group = input.one_of(kGroups);
   format.zero_exact = input.flag();
@@ -134,7 +133,7 @@ inline RangedFormat read(Input& input) {
   constexpr std::int64_t kSizes[] = {0, 1, 2, 3, 5, 8, 17, 64};
   RangedFormat format;
   format.type = input.one_of(kTypes);
-  format.bits = input.one_of(kWidths);
+  format.bits = input.one_of(kCodeWidths);
   format.outer = input.one_of(kSizes);
   format.channels = input.one_of(kSizes);
   format.inner = input.one_of(kSizes);
@@ -145,7 +144,7 @@ template <>
 inline TableFormat read(Input& input) {
   TableFormat format;
   format.type = input.one_of(kTypes);
-  format.bits = input.one_of(kWidths);
+  format.bits = input.one_of(kCodeWidths);
   format.count = input.count();
   const bool rising = input.flag();
   for (std::size_t i = 0; i < format.bounds.size(); ++i)

@@ -14,7 +14,9 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <iterator>
 #include <span>
+#include <type_traits>
 
 namespace backfold::fuzz {
 
@@ -33,10 +35,10 @@ class Input {
   }
 
   // One of the choices; or, if the input is wild, anything.
-  template <typename T, std::size_t kSize>
-  T one_of(const T (&choices)[kSize]) {
-    if (wild_) return any<T>();
-    return choices[any<std::uint8_t>() % kSize];
+  template <typename Choices>
+  auto one_of(const Choices& choices) {
+    using T = std::remove_cvref_t<decltype(choices[0])>;
+    return wild_ ? any<T>() : choices[any<std::uint8_t>() % std::size(choices)];
   }
 
   bool flag() { return (any<std::uint8_t>() & 1) != 0; }

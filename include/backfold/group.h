@@ -72,6 +72,7 @@
 #include "backfold/execution.h"
 #include "backfold/status.h"
 #include "backfold/types.h"
+#include "backfold/widths.h"
 
 namespace backfold {
 
@@ -79,7 +80,7 @@ enum class Layout : std::uint8_t { kFlat, kStrided, kRotated };
 
 struct GroupFormat {
   ElementType type = ElementType::kF32;  // fp32, fp16, bf16 or fp64; of source and result
-  int bits = 4;                          // 1, 2, 3, 4, 5, 6, 8 or 16
+  int bits = 4;                          // one of kCodeWidths
   Layout layout = Layout::kFlat;
   int group = 128;          // 256 only for kFlat
   bool zero_exact = false;  // for tensors that are never negative; 2 bits or more; not for kRotated

@@ -51,19 +51,21 @@
 #include "backfold/execution.h"
 #include "backfold/status.h"
 #include "backfold/types.h"
+#include "backfold/widths.h"
 
 namespace backfold {
 
-inline constexpr std::array<int, 8> kSampleWidths = {1, 2, 3, 4, 5, 6, 8, 16};
+inline constexpr auto kSampleWidths = kCodeWidths;
 
 // On a GPU each 128 samples are ranked by a thread block that goes over all: 20 us for this many.
 inline constexpr std::int64_t kMaxSamples = 16'384;
 
 struct SampleFormat {
-  ElementType type = ElementType::kF32;     // fp32, fp16, bf16 or fp64; of source and result
-  std::int64_t samples = 0;                 // at most kMaxSamples
-  std::int64_t per_sample = 0;              // elements of one sample
-  std::array<std::int64_t, 8> histogram{};  // samples of each of kSampleWidths; sums to samples
+  ElementType type = ElementType::kF32;  // fp32, fp16, bf16 or fp64; of source and result
+  std::int64_t samples = 0;              // at most kMaxSamples
+  std::int64_t per_sample = 0;           // elements of one sample
+  // Samples of each of kSampleWidths; sums to samples.
+  std::array<std::int64_t, kSampleWidths.size()> histogram{};
 };
 
 // Says what is wrong with a format: a value that is not allowed, a histogram that does not sum to

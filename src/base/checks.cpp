@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <string>
 
+#include "backfold/widths.h"
 #include "base/dispatch.h"
 
 namespace backfold {
@@ -30,6 +31,15 @@ const char* name_of(ElementType type) {
       return "bool";
   }
   return "unknown";
+}
+
+const char* list_code_widths() {
+  static const std::string list = [] {
+    std::string text;
+    for (const int width : kCodeWidths) text += (text.empty() ? "" : ", ") + std::to_string(width);
+    return text;
+  }();
+  return list.c_str();
 }
 
 namespace core {

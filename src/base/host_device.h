@@ -12,8 +12,11 @@
 
 #ifdef __CUDACC__
 #define BACKFOLD_HD __host__ __device__ inline
+// Before a function that calls what it is given: its argument may be for one side alone.
+#define BACKFOLD_ANY_CALLABLE _Pragma("nv_exec_check_disable")
 #else
 #define BACKFOLD_HD inline
+#define BACKFOLD_ANY_CALLABLE
 #endif
 
 namespace backfold::core {

@@ -28,20 +28,8 @@ constexpr std::int64_t kGrain = 512;
 Status check_values(const GroupFormat& format) {
   const auto error = StatusCode::kInvalidArgument;
   BACKFOLD_RETURN_IF_ERROR(core::check_float_type(format.type));
-  switch (format.bits) {
-    case 1:
-    case 2:
-    case 3:
-    case 4:
-    case 5:
-    case 6:
-    case 8:
-    case 16:
-      break;
-    default:
-      return Status::error(error, "bits must be one of 1, 2, 3, 4, 5, 6, 8, 16, got %d",
-                           format.bits);
-  }
+  if (!is_code_width(format.bits))
+    return Status::error(error, "bits must be one of %s, got %d", list_code_widths(), format.bits);
   if (format.layout > Layout::kRotated)
     return Status::error(error, "layout must be flat, strided or rotated, got %d",
                          static_cast<int>(format.layout));

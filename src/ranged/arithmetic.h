@@ -7,6 +7,7 @@
 #ifndef BACKFOLD_RANGED_ARITHMETIC_H_
 #define BACKFOLD_RANGED_ARITHMETIC_H_
 
+#include <array>
 #include <cstdint>
 
 #include "backfold/ranged.h"
@@ -17,6 +18,8 @@
 #include "base/rng.h"
 
 namespace backfold::core {
+
+inline constexpr std::array<int, 3> kRangedWidths = {2, 4, 8};
 
 struct RangedGeometry {
   explicit RangedGeometry(const RangedFormat& format)

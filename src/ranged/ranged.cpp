@@ -86,7 +86,7 @@ void widen_on_host(const RangedFormat& format, const void* source, Bounds* bound
 
 Status validate(const RangedFormat& format) {
   BACKFOLD_RETURN_IF_ERROR(core::check_float_type(format.type));
-  if (format.bits != 2 && format.bits != 4 && format.bits != 8)
+  if (std::ranges::count(core::kRangedWidths, format.bits) == 0)
     return Status::error(StatusCode::kInvalidArgument, "bits must be 2, 4 or 8, got %d",
                          format.bits);
   BACKFOLD_RETURN_IF_ERROR(check_size("outer", format.outer));

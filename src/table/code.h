@@ -5,6 +5,7 @@
 #ifndef BACKFOLD_TABLE_CODE_H_
 #define BACKFOLD_TABLE_CODE_H_
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 
@@ -13,6 +14,8 @@
 #include "base/host_device.h"
 
 namespace backfold::core {
+
+inline constexpr std::array<int, 4> kTableWidths = {1, 2, 3, 4};
 
 // A table as the kernels read it: the values are elements already, so that none of them rounds.
 struct TableCode {

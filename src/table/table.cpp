@@ -4,6 +4,7 @@
 
 #include "backfold/table.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 
@@ -46,7 +47,7 @@ cpu::TableKernels kernels_for(const Execution& execution) {
 Status validate(const TableFormat& format) {
   const auto error = StatusCode::kInvalidArgument;
   BACKFOLD_RETURN_IF_ERROR(core::check_float_type(format.type));
-  if (format.bits < 1 || format.bits > 4)
+  if (std::ranges::count(core::kTableWidths, format.bits) == 0)
     return Status::error(error, "bits must be between 1 and 4, got %d", format.bits);
   BACKFOLD_RETURN_IF_ERROR(core::check_count(format.count));
   for (int i = 0; i < (1 << format.bits) - 1; ++i) {

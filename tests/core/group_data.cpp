@@ -191,7 +191,7 @@ Elements make_elements(Kind kind, ElementType type, std::int64_t count, bool non
 std::vector<GroupFormat> all_formats() {
   std::vector<GroupFormat> formats;
   for (const ElementType type : kFloatTypes)
-    for (const int bits : kWidths)
+    for (const int bits : kCodeWidths)
       for (const Layout layout : {Layout::kFlat, Layout::kStrided, Layout::kRotated})
         for (const int group : {128, 256})
           for (const bool zero_exact : {false, true}) {

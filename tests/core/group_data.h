@@ -64,7 +64,6 @@ Elements make_elements(Kind kind, ElementType type, std::int64_t count, bool non
 
 inline constexpr ElementType kFloatTypes[] = {ElementType::kF32, ElementType::kF16,
                                               ElementType::kBF16, ElementType::kF64};
-inline constexpr int kWidths[] = {1, 2, 3, 4, 5, 6, 8, 16};
 
 // Every format that validate() accepts, except for its count and columns.
 std::vector<GroupFormat> all_formats();

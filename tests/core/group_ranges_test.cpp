@@ -9,18 +9,17 @@
 #include <cstdio>
 #include <random>
 
+#include "backfold/widths.h"
 #include "base/arithmetic.h"
 
 namespace backfold::core {
 namespace {
 
-constexpr int kWidths[] = {1, 2, 3, 4, 5, 6, 8, 16};
-
 // Every set of levels that a group may have: all widths, zero-exact or not, top code reserved or
 // not.
 template <typename Visit>
 void for_all_levels(Visit visit) {
-  for (const int bits : kWidths) {
+  for (const int bits : kCodeWidths) {
     for (const bool zero_exact : {false, true}) {
       for (const bool reserve : {false, true}) {
         const Levels levels = levels_for(bits, zero_exact, reserve);
@@ -123,7 +122,7 @@ TEST(GroupRange, ReachesAroundTinyHugeAndSingleValues) {
 // A bf16 minimum beside a bf16 step scores 3.2 at 100 ranges.
 TEST(GroupRange, GrowsTheVarianceByLessThanFivePercentUpToAHundredRangesFromZero) {
   double worst = 0;
-  for (const int bits : kWidths) {
+  for (const int bits : kCodeWidths) {
     const Levels levels = levels_for(bits, false, false);
     for (const double distance : {0.0, 0.5, 1.0, 3.0, 10.0, 30.0, 99.0, 100.0})
       for_ranges(distance, 20'000, [&](float low, float high) {
@@ -149,7 +148,7 @@ TEST(GroupRange, GrowsTheVarianceGracefullyBeyond) {
   for (const double distance : {0.0, 1.0, 10.0, 100.0, 540.0, 1'000.0, 3'000.0}) {
     double worst = 0, sum = 0, plain = 0;
     int count = 0;
-    for (const int bits : kWidths) {
+    for (const int bits : kCodeWidths) {
       const Levels levels = levels_for(bits, false, false);
       for_ranges(distance, 20'000, [&](float low, float high) {
         const double factor = inflation(low, high, levels);
@@ -172,7 +171,7 @@ TEST(GroupRange, GrowsTheVarianceGracefullyBeyond) {
 
 // Small integers stay on the grid: code = value.
 TEST(GroupRange, KeepsStepsThatFitExactly) {
-  for (const int bits : kWidths) {
+  for (const int bits : kCodeWidths) {
     const Levels levels = levels_for(bits, false, false);
     for (const float step : {1.0f, 0.5f, 0x1.8p3f, 0x1.fep-20f, 0x1.02p40f}) {
       const float octave = std::exp2(std::floor(std::log2(levels.count * step)));
@@ -190,7 +189,7 @@ TEST(GroupRange, KeepsStepsThatFitExactly) {
 
 // A rotated group's header must be an ordinary one, however far from zero its elements are.
 TEST(GroupRange, OfARotatedGroupHasAnOrdinaryHeader) {
-  for (const int bits : kWidths) {
+  for (const int bits : kCodeWidths) {
     const Levels levels = levels_for(bits, false, false);
     for (const double distance : {0.0, 1.0, 100.0, 127.0, 128.0, 129.0, 1e3, 1e6}) {
       for_ranges(distance, 3'000, [&](float low, float high) {

@@ -102,7 +102,7 @@ constexpr ElementType kTypes[] = {ElementType::kF32, ElementType::kF16, ElementT
 
 TEST(GroupRows, PacksTheScaledValuesOnEveryBackend) {
   for (const ElementType type : kTypes)
-    for (const int bits : {1, 2, 3, 4, 5, 6, 8, 16})
+    for (const int bits : kCodeWidths)
       for (const Rows& rows : kRows) {
         if (bits == 16 && type != ElementType::kF32) continue;
         ASSERT_NO_FATAL_FAILURE(expect_scaled({.type = type, .bits = bits}, rows, 3'000 + 77, 0));

@@ -221,7 +221,7 @@ TEST(GroupStatistics, HasErrorsThatDoNotAddUp) {
 
 // The squared error of a grid with unrounded end points, to show what the 32-bit header costs.
 TEST(GroupStatistics, HasTheSquaredErrorOfAnExactGridUpToAFewPercent) {
-  for (const int bits : kWidths) {
+  for (const int bits : kCodeWidths) {
     const GroupFormat format{.bits = bits, .count = 128 * 64};
     const auto source = make_elements(Kind::kNormal, format.type, format.count, false);
     const auto values = source.numbers();

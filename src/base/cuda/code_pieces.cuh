@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The codes of one 16-byte vector of elements, in the elements' order, on their way between a lane
-// and a plane (core/codes.h).
+// and a plane (base/codes.h).
 //
 // A lane's piece stands at bit kBits * vector of the plane, so a warp that holds 32 neighbouring
 // vectors moves 32 neighbouring pieces. Pieces of less than a byte are put together by shuffles.
@@ -11,8 +11,9 @@
 
 #include <cstdint>
 
+#include "base/cuda/launch.h"
+#include "base/cuda/magic.cuh"
 #include "base/host_device.h"
-#include "group/cuda/codes.cuh"
 
 namespace backfold::cuda {
 
@@ -53,7 +54,7 @@ struct Piece {
       placed = __byte_perm(words[j / 4], kMagic, 0x7440 + j % 4);
     else
       placed = get(j) | kMagic;
-    return __uint_as_float(placed) - 8388608.0f;
+    return magic_number(placed);
   }
 
   // Stores the pieces of 32 neighbouring vectors, the first a multiple of 32. The whole warp calls

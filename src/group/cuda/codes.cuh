@@ -12,20 +12,11 @@
 #include <cstdint>
 
 #include "base/arithmetic.h"
+#include "base/cuda/magic.cuh"
 #include "group/cuda/task.cuh"
 #include "group/geometry.h"
 
 namespace backfold::cuda {
-
-inline constexpr std::uint32_t kMagic =
-    0x4b00'0000u;  // 2^23 as a float: a code sits in its low bits
-
-// The code of a value, with kMagic on top (arithmetic.h's draw(), less the subtraction).
-__device__ inline std::uint32_t magic_draw(float value, float base, float inverse, float uniform,
-                                           float ceiling) {
-  const float raised = __fmaf_rn(__fsub_rn(value, base), inverse, uniform);
-  return __float_as_uint(__fadd_rd(fminf(raised, ceiling), 8388607.0f));
-}
 
 // Codes of `kBlocks` blocks of one plane, packed into 32-bit words.
 template <int kWidth, int kBlocks>
@@ -94,7 +85,7 @@ struct PlaneWords {
     } else {
       placed = __byte_perm(words[bit / 32], kMagic, bit % 32 == 0 ? 0x7410 : 0x7432);
     }
-    return __uint_as_float(placed) - 8388608.0f;
+    return magic_number(placed);
   }
 
   // `bytes` is aligned to kBytes, or to 16 if that is less.

@@ -8,10 +8,9 @@
 
 #include <cuda_runtime_api.h>
 
-#include <type_traits>
-
 #include "backfold/group.h"
 #include "base/convert.h"
+#include "base/widths.h"
 
 namespace backfold::cuda {
 
@@ -33,27 +32,15 @@ Status launch_strided_scaled(const GroupFormat& format, const GroupTask& task, b
 // Calls work<T, bits>() for the format's type and width. 16 bits of a 16-bit type are not compiled:
 // a valid format does not ask for them.
 template <typename T, typename Work>
-Status with_width(int bits, Work work) {
-  switch (bits) {
-    case 1:
-      return work.template operator()<T, 1>();
-    case 2:
-      return work.template operator()<T, 2>();
-    case 3:
-      return work.template operator()<T, 3>();
-    case 4:
-      return work.template operator()<T, 4>();
-    case 5:
-      return work.template operator()<T, 5>();
-    case 6:
-      return work.template operator()<T, 6>();
-    case 8:
-      return work.template operator()<T, 8>();
-    default:
-      if constexpr (sizeof(T) > 2) return work.template operator()<T, 16>();
+Status with_width(int bits, const Work& work) {
+  return core::with_width<kCodeWidths>(bits, [&]<int kBits>() {
+    if constexpr (kBits < 8 * sizeof(T)) {
+      return work.template operator()<T, kBits>();
+    } else {
       return Status::error(StatusCode::kInvalidArgument, "bits must be fewer than 16, got %d",
-                           bits);
-  }
+                           kBits);
+    }
+  });
 }
 
 template <typename Work>

@@ -15,9 +15,10 @@
 
 #include "base/arithmetic.h"
 #include "base/rng.h"
-#include "base/simd/planes-inl.h"
-#include "base/simd/widths-inl.h"
+#include "base/simd/random-inl.h"
+#include "base/widths.h"
 #include "group/geometry.h"
+#include "group/simd/planes-inl.h"
 
 #if HWY_TARGET != HWY_SCALAR && HWY_TARGET != HWY_EMU128
 HWY_BEFORE_NAMESPACE();
@@ -45,21 +46,16 @@ struct Uniforms {
   VU hash;
 
   HWY_INLINE Uniforms(VU first_block, std::uint32_t second, int lane) {
-    const DU du;
-    VU x = hn::Add(first_block, hn::Set(du, static_cast<std::uint32_t>(lane / 2)));
-    x = hn::Xor(x, hn::ShiftRight<16>(x));
-    x = hn::Add(hn::Mul(x, hn::Set(du, core::kHashMultiplier)), hn::Set(du, second));
-    hash = hn::Xor(x, hn::ShiftRight<15>(x));
+    const VU lane_block = hn::Set(DU(), static_cast<std::uint32_t>(lane / 2));
+    hash = block_hash(hn::Add(first_block, lane_block), second);
   }
 
   template <int kQuarter>
   HWY_INLINE VF in_one_to_two() const {
-    const DF d;
     const DU du;
     const VU multiplier = hn::OddEven(hn::Set(du, core::element_multiplier(4 + kQuarter)),
                                       hn::Set(du, core::element_multiplier(kQuarter)));
-    const VU fraction = hn::ShiftRight<9>(hn::Mul(hash, multiplier));
-    return hn::BitCast(d, hn::Or(fraction, hn::Set(du, 0x3f80'0000u)));
+    return unit_interval(hn::Mul(hash, multiplier));
   }
 };
 
@@ -152,8 +148,7 @@ void draw_groups_of(int group, bool clamp, const Draw& draw) {
 }
 
 inline void draw_codes(int bits, bool zero_exact, int group, bool clamp, const Draw& draw) {
-  with_bits(bits, [&](auto width) HWY_ATTR {
-    constexpr int kBits = width();
+  core::with_width<kCodeWidths>(bits, [&]<int kBits>() HWY_ATTR {
     zero_exact ? draw_groups_of<kBits, true>(group, clamp, draw)
                : draw_groups_of<kBits, false>(group, clamp, draw);
   });

@@ -14,9 +14,9 @@
 #include <cstdint>
 
 #include "base/arithmetic.h"
-#include "base/simd/planes-inl.h"
-#include "base/simd/widths-inl.h"
+#include "base/widths.h"
 #include "group/geometry.h"
+#include "group/simd/planes-inl.h"
 
 #if HWY_TARGET != HWY_SCALAR && HWY_TARGET != HWY_EMU128
 HWY_BEFORE_NAMESPACE();
@@ -152,8 +152,7 @@ void look_up_group(const std::uint8_t* codes, int group, const core::Grid& grid,
 template <typename T>
 void place_values(int bits, const std::uint8_t* codes, int group, const core::Grid& grid,
                   bool zero_exact, bool stream, T* destination) {
-  with_bits(bits, [&](auto width) HWY_ATTR {
-    constexpr int kBits = width();
+  core::with_width<kCodeWidths>(bits, [&]<int kBits>() HWY_ATTR {
     if constexpr (sizeof(T) == 2 && kBits <= 4) {
       if (stream) {
         look_up_group<kBits, true>(codes, group, grid, zero_exact, destination);

@@ -226,8 +226,7 @@ class PoolLane {
     for (int j = 0; j < kPiece; ++j) {
       const float uniform = core::unit_interval(hash * core::element_multiplier(j));
       const float raised = core::pool_raised(x[j], draw.shift, draw.band, uniform);
-      // Adding 2^23 - 1 downward leaves a code in the low bits.
-      quads[j / 4] += __float_as_uint(__fadd_rd(raised, 8388607.0f)) * task_.places[j % 4];
+      quads[j / 4] += magic_floor(raised) * task_.places[j % 4];
     }
     if constexpr (kPiece == 4) return quads[0];
     return quads[0] + quads[1] * static_cast<Word>(task_.fifth_place);

@@ -115,7 +115,7 @@ Status make_task(const core::PoolShape& shape, ElementType type, const void* ele
   t.bytewise = t.whole && piece_bits % 8 == 0 && piece_bits != 24;
   for (int i = 0; i < 4; ++i) {
     t.places[i] = 1u << i * shape.bits;
-    t.magic_debt -= 0x4b00'0000u * t.places[i];
+    t.magic_debt -= kMagic * t.places[i];
   }
   t.fifth_place = std::uint64_t{1} << 4 * shape.bits;
   t.factor = core::mean_factor(shape.rows * shape.block);

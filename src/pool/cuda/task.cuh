@@ -10,6 +10,7 @@
 
 #include "base/cuda/divider.h"
 #include "base/cuda/launch.h"
+#include "base/cuda/magic.cuh"
 #include "base/rng.h"
 #include "pool/arithmetic.h"
 #include "pool/geometry.h"

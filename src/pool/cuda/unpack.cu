@@ -43,7 +43,7 @@ __device__ inline void decode(const PoolTask& task, std::uint64_t codes, float b
     const auto quad = static_cast<std::uint32_t>(j < 4 ? codes : codes >> 4 * task.bits);
     const std::uint32_t code = quad >> j % 4 * task.bits & mask;
     // Under the bits of 2^23 a code is a number without a conversion.
-    numbers[j] = core::fused(__uint_as_float(code | 0x4b00'0000u) - 8388608.0f, step, base);
+    numbers[j] = core::fused(magic_number(code | kMagic), step, base);
   }
 }
 

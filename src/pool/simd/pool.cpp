@@ -16,6 +16,7 @@
 #include "pool/arithmetic.h"
 
 // After foreach_target.h: compiled again for each target.
+#include "base/simd/random-inl.h"
 #include "pool/simd/band-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -253,8 +254,7 @@ class BandKernel {
     const VF one = hn::Set(d, 1.0f);
     const auto code = [&](int j) HWY_ATTR {
       const VU random = hn::Mul(draw.hash, hn::Set(du, core::element_multiplier(kFirst + j)));
-      const VF uniform =
-          hn::BitCast(d, hn::Or(hn::ShiftRight<9>(random), hn::Set(du, 0x3f80'0000u)));
+      const VF uniform = unit_interval(random);
       const VF value = hn::LoadU(d, elements_.row(first + kFirst + j) + s);
       const VF share = hn::Clamp(hn::MulAdd(value, draw.scale, draw.shift), hn::Zero(d), one);
       const VF raised = hn::MulAdd(share, draw.count, uniform);
@@ -284,10 +284,9 @@ class BandKernel {
       own.shift = hn::Neg(hn::Mul(base, own.scale));
       const VU strip = hn::Mul(hn::Iota(du, static_cast<std::uint32_t>(s)), draws);
       for (int first = 0; first < kRoom; first += core::kRandomBlock) {
-        VU x = hn::Add(strip, hn::Set(du, offset + static_cast<std::uint32_t>(first / 8)));
-        x = hn::Xor(x, hn::ShiftRight<16>(x));
-        x = hn::Add(hn::Mul(x, hn::Set(du, core::kHashMultiplier)), hn::Set(du, key.second));
-        own.hash = hn::Xor(x, hn::ShiftRight<15>(x));
+        const VU block =
+            hn::Add(strip, hn::Set(du, offset + static_cast<std::uint32_t>(first / 8)));
+        own.hash = block_hash(block, key.second);
         const VU low = draw_quad<0>(own, first, s);
         if constexpr (kRoom == 4) {
           hn::StoreU(low, du, words_[0] + s);

@@ -5,6 +5,7 @@
 #include "base/cuda/code_pieces.cuh"
 #include "base/cuda/elements.cuh"
 #include "base/cuda/launch.h"
+#include "base/widths.h"
 #include "ranged/arithmetic.h"
 #include "ranged/cuda/shape.cuh"
 
@@ -334,9 +335,8 @@ __global__ void __launch_bounds__(kThreads)
 template <typename Work>
 void with_types(const RangedFormat& format, const Work& work) {
   core::with_element(format.type, [&]<typename T>() {
-    if (format.bits == 2) return work.template operator()<T, 2>();
-    if (format.bits == 4) return work.template operator()<T, 4>();
-    work.template operator()<T, 8>();
+    core::with_width<core::kRangedWidths>(
+        format.bits, [&]<int kBits>() { work.template operator()<T, kBits>(); });
   });
 }
 

@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "base/targets.h"
+#include "base/widths.h"
 #include "ranged/reference.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -15,6 +16,7 @@
 #include <hwy/highway.h>
 
 #include "base/simd/elements-inl.h"
+#include "base/simd/random-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace backfold::cpu {
@@ -117,15 +119,10 @@ class BlockUniforms {
   }
 
   HWY_INLINE VF at(int i) const {
-    const DF d;
     const DU du;
     const VU index = hn::Iota(du, static_cast<std::uint32_t>(i));
-    VU x = hn::Add(hn::Set(du, start_), hn::ShiftRight<3>(index));
-    x = hn::Xor(x, hn::ShiftRight<16>(x));
-    x = hn::Add(hn::Mul(x, hn::Set(du, core::kHashMultiplier)), hn::Set(du, second_));
-    x = hn::Xor(x, hn::ShiftRight<15>(x));
-    x = hn::Mul(x, hn::LoadU(du, multipliers_ + i % core::kRandomBlock));
-    return hn::BitCast(d, hn::Or(hn::ShiftRight<9>(x), hn::Set(du, 0x3f80'0000u)));
+    const VU hash = block_hash(hn::Add(hn::Set(du, start_), hn::ShiftRight<3>(index)), second_);
+    return unit_interval(hn::Mul(hash, hn::LoadU(du, multipliers_ + i % core::kRandomBlock)));
   }
 
  private:
@@ -206,7 +203,7 @@ void unpack_elements(const RangedFormat& format, const Grid* grids,
 
 using VI = hn::Vec<DI>;
 
-// Integers that order like the numbers (core/bits.h), and back: the map is its own inverse.
+// Integers that order like the numbers (base/bits.h), and back: the map is its own inverse.
 HWY_INLINE VI keys_of(VF x) {
   const DI di;
   const VI bits = hn::BitCast(di, x);
@@ -272,11 +269,9 @@ bool pack(const RangedFormat& format, const void* source, const Grid* grids, cor
           std::int64_t first, std::int64_t count, std::uint8_t* codes) {
   return core::with_element(format.type, [&]<typename T>() {
     const T* elements = static_cast<const T*>(source);
-    if (format.bits == 2)
-      return pack_elements<T, 2>(format, elements, grids, key, first, count, codes);
-    if (format.bits == 4)
-      return pack_elements<T, 4>(format, elements, grids, key, first, count, codes);
-    return pack_elements<T, 8>(format, elements, grids, key, first, count, codes);
+    return core::with_width<core::kRangedWidths>(format.bits, [&]<int kBits>() {
+      return pack_elements<T, kBits>(format, elements, grids, key, first, count, codes);
+    });
   });
 }
 
@@ -284,11 +279,9 @@ void unpack(const RangedFormat& format, const Grid* grids, const std::uint8_t* c
             std::int64_t first, std::int64_t count, void* destination) {
   core::with_element(format.type, [&]<typename T>() {
     T* elements = static_cast<T*>(destination);
-    if (format.bits == 2)
-      return unpack_elements<T, 2>(format, grids, codes, first, count, elements);
-    if (format.bits == 4)
-      return unpack_elements<T, 4>(format, grids, codes, first, count, elements);
-    unpack_elements<T, 8>(format, grids, codes, first, count, elements);
+    core::with_width<core::kRangedWidths>(format.bits, [&]<int kBits>() {
+      unpack_elements<T, kBits>(format, grids, codes, first, count, elements);
+    });
   });
 }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // SIMD kernels of the ranged quantizer. Their contracts are those of the reference
-// (core/ranged_reference.h).
+// (ranged/reference.h).
 
 #ifndef BACKFOLD_RANGED_SIMD_RANGED_H_
 #define BACKFOLD_RANGED_SIMD_RANGED_H_

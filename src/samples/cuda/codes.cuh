@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Kernels that write and read the codes of samples. Groups lie over lanes as the group quantizer's
-// do (group_flat.cuh); a warp whose groups belong to samples of several widths does them in turn.
+// do (group/cuda/flat.cuh); a warp whose groups belong to samples of several widths does them in
+// turn.
 
 #ifndef BACKFOLD_SAMPLES_CUDA_CODES_CUH_
 #define BACKFOLD_SAMPLES_CUDA_CODES_CUH_
 
+#include "base/widths.h"
 #include "samples/cuda/task.cuh"
 
 namespace backfold::cuda {
@@ -13,25 +15,10 @@ namespace backfold::cuda {
 // Calls work.operator()<bits>() for the width of a section. 16 bits of a 16-bit type are not
 // compiled: a valid format has no such samples.
 template <typename T, typename Work>
-__device__ inline void with_section(int section, Work work) {
-  switch (section) {
-    case 0:
-      return work.template operator()<1>();
-    case 1:
-      return work.template operator()<2>();
-    case 2:
-      return work.template operator()<3>();
-    case 3:
-      return work.template operator()<4>();
-    case 4:
-      return work.template operator()<5>();
-    case 5:
-      return work.template operator()<6>();
-    case 6:
-      return work.template operator()<8>();
-    default:
-      if constexpr (sizeof(T) > 2) return work.template operator()<16>();
-  }
+__device__ inline void with_width_of(const SectionTask& section, const Work& work) {
+  core::with_width<kSampleWidths>(section.bits, [&]<int kBits>() {
+    if constexpr (kBits < 8 * sizeof(T)) work.template operator()<kBits>();
+  });
 }
 
 // Where a group's header and codes are.
@@ -87,7 +74,7 @@ __device__ inline void special_group(const SampleTask& task, int leader) {
   one.first_group =
       static_cast<std::int64_t>(group.sample) * task.groups + group.group - address.group;
   one.key = task.key;
-  with_section<T>(address.section, [&]<int kBits>() { one.bits = kBits; });
+  one.bits = task.sections[address.section].bits;
   one.group = core::kSampleGroup;
   if constexpr (kPack) {
     pack_special(one, address.group, static_cast<const T*>(task.source) + offset, 1, group.count);
@@ -178,7 +165,7 @@ __global__ void __launch_bounds__(kFlatThreads, sample_pack_blocks<T>())
   const Extremes extremes = across_lanes<Shape::kLanes>(lane_extremes<T, false>(raw, x));
   const bool plain = there && extremes.plain();
   if (plain) {
-    with_section<T>(address.section, [&]<int kBits>() {
+    with_width_of<T>(task.sections[address.section], [&]<int kBits>() {
       if (group.count == core::kSampleGroup) {
         pack_lane<T, kBits, false>(task, address, group.count, extremes, x);
       } else {
@@ -227,8 +214,8 @@ __global__ void __launch_bounds__(kFlatThreads, flat_unpack_blocks(false))
   if (there) {
     const GroupAddress address(task, group, task.slots[group.sample]);
     uint4 raw[4];
-    with_section<T>(address.section,
-                    [&]<int kBits>() { plain = unpack_lane<T, kBits>(task, address, lane, raw); });
+    with_width_of<T>(task.sections[address.section],
+                     [&]<int kBits>() { plain = unpack_lane<T, kBits>(task, address, lane, raw); });
     T* const first = static_cast<T*>(task.destination) + group.offset(task);
     const auto at = [&](int k) { return k * (core::kSampleGroup / 4) + lane * Shape::kV; };
     if (plain && group.count == core::kSampleGroup) {

@@ -39,9 +39,10 @@ SampleTask task_of(const SampleFormat& format, const core::SampleGeometry& geome
   task.sums = reinterpret_cast<float*>(bytes + geometry.body);
   for (std::size_t i = 0; i < core::kSampleSections; ++i) {
     const core::SampleSection& section = geometry.sections[i];
-    task.sections[i] = {
-        static_cast<unsigned>(section.first_slot), static_cast<unsigned>(section.samples),
-        reinterpret_cast<std::uint32_t*>(bytes + section.headers), bytes + section.codes};
+    task.sections[i] = {static_cast<unsigned>(section.first_slot),
+                        static_cast<unsigned>(section.samples),
+                        reinterpret_cast<std::uint32_t*>(bytes + section.headers),
+                        bytes + section.codes, section.bits};
   }
   task.samples = static_cast<unsigned>(format.samples);
   task.groups = static_cast<unsigned>(geometry.groups);

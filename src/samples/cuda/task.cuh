@@ -21,6 +21,7 @@ struct SectionTask {
   unsigned samples;
   std::uint32_t* headers;
   std::uint8_t* codes;
+  int bits;
 };
 
 // A packing or unpacking job, by value to a kernel.

@@ -7,6 +7,7 @@
 #include "base/cuda/code_pieces.cuh"
 #include "base/cuda/elements.cuh"
 #include "base/cuda/launch.h"
+#include "base/widths.h"
 
 namespace backfold::cuda {
 namespace {
@@ -266,16 +267,8 @@ PackTable pack_table_of(const TableCode& table) {
 template <typename Work>
 void with_types(ElementType type, int bits, const Work& work) {
   core::with_element(type, [&]<typename T>() {
-    switch (bits) {
-      case 1:
-        return work.template operator()<T, 1>();
-      case 2:
-        return work.template operator()<T, 2>();
-      case 3:
-        return work.template operator()<T, 3>();
-      default:
-        return work.template operator()<T, 4>();
-    }
+    core::with_width<core::kTableWidths>(
+        bits, [&]<int kBits>() { work.template operator()<T, kBits>(); });
   });
 }
 

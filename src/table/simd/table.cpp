@@ -8,6 +8,7 @@
 
 #include "base/bits.h"
 #include "base/targets.h"
+#include "base/widths.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "table/simd/table.cpp"
@@ -125,42 +126,28 @@ void unpack_elements(const core::TableCode& table, const std::uint8_t* HWY_RESTR
   }
 }
 
-template <typename Work>
-void with_width(int bits, const Work& work) {
-  switch (bits) {
-    case 1:
-      return work(std::integral_constant<int, 1>());
-    case 2:
-      return work(std::integral_constant<int, 2>());
-    case 3:
-      return work(std::integral_constant<int, 3>());
-    default:
-      return work(std::integral_constant<int, 4>());
-  }
-}
-
 void pack(const core::TableCode& table, ElementType type, const void* source, std::int64_t count,
           std::uint8_t* low, std::uint8_t* high) {
   core::with_element(type, [&]<typename T>() {
-    with_width(table.bits, [&](auto bits) {
-      pack_elements<T, bits()>(table, static_cast<const T*>(source), count, low, high);
+    core::with_width<core::kTableWidths>(table.bits, [&]<int kBits>() {
+      pack_elements<T, kBits>(table, static_cast<const T*>(source), count, low, high);
     });
   });
 }
 
 void unpack(const core::TableCode& table, ElementType type, const std::uint8_t* low,
             const std::uint8_t* high, std::int64_t count, void* destination) {
-  with_width(table.bits, [&](auto bits) {
+  core::with_width<core::kTableWidths>(table.bits, [&]<int kBits>() {
     switch (size_of(type)) {
       case 2:
-        return unpack_elements<std::uint16_t, bits()>(table, low, high, count,
-                                                      static_cast<std::uint16_t*>(destination));
+        return unpack_elements<std::uint16_t, kBits>(table, low, high, count,
+                                                     static_cast<std::uint16_t*>(destination));
       case 4:
-        return unpack_elements<std::uint32_t, bits()>(table, low, high, count,
-                                                      static_cast<std::uint32_t*>(destination));
+        return unpack_elements<std::uint32_t, kBits>(table, low, high, count,
+                                                     static_cast<std::uint32_t*>(destination));
       default:
-        return unpack_elements<std::uint64_t, bits()>(table, low, high, count,
-                                                      static_cast<std::uint64_t*>(destination));
+        return unpack_elements<std::uint64_t, kBits>(table, low, high, count,
+                                                     static_cast<std::uint64_t*>(destination));
     }
   });
 }

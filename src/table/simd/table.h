@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // SIMD kernels of the table codec. Their contracts are those of the reference
-// (core/table_reference.h).
+// (table/reference.h).
 
 #ifndef BACKFOLD_TABLE_SIMD_TABLE_H_
 #define BACKFOLD_TABLE_SIMD_TABLE_H_

@@ -6,11 +6,11 @@
 // four codes of a lane are neighbours in the plane (group.h), and codes move between lanes only to
 // drop unused upper bits.
 
-#if defined(BACKFOLD_BASE_SIMD_PLANES_INL_H_) == defined(HWY_TARGET_TOGGLE)
-#ifdef BACKFOLD_BASE_SIMD_PLANES_INL_H_
-#undef BACKFOLD_BASE_SIMD_PLANES_INL_H_
+#if defined(BACKFOLD_GROUP_SIMD_PLANES_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef BACKFOLD_GROUP_SIMD_PLANES_INL_H_
+#undef BACKFOLD_GROUP_SIMD_PLANES_INL_H_
 #else
-#define BACKFOLD_BASE_SIMD_PLANES_INL_H_
+#define BACKFOLD_GROUP_SIMD_PLANES_INL_H_
 #endif
 
 #include <hwy/highway.h>
@@ -113,4 +113,4 @@ HWY_INLINE void split_pieces(D d, V low, V high, const Put& put) {
 HWY_AFTER_NAMESPACE();
 #endif  // HWY_TARGET
 
-#endif  // BACKFOLD_BASE_SIMD_PLANES_INL_H_
+#endif  // BACKFOLD_GROUP_SIMD_PLANES_INL_H_
