@@ -82,7 +82,7 @@ struct GroupFormat {
   ElementType type = ElementType::kF32;  // fp32, fp16, bf16 or fp64; of source and result
   int bits = 4;                          // one of kCodeWidths
   Layout layout = Layout::kFlat;
-  int group = 128;          // 256 only for kFlat
+  int group = 128;          // 256 only for kFlat, and slower on a GPU
   bool zero_exact = false;  // for tensors that are never negative; 2 bits or more; not for kRotated
   std::int64_t count = 0;   // elements
   std::int64_t columns = 0;  // for kStrided: elements of one row; divides count

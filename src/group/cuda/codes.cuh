@@ -171,13 +171,11 @@ struct LaneCodes {
   }
 
   // `codes` are those of the group, `lane` counts its lanes.
-  template <int kGroup>
   __device__ void store(std::uint8_t* codes, int lane) const {
     low.store(codes + lane * PlaneWords<kLow, kBlocks>::kBytes);
     if constexpr (kTwo)
       high.store(codes + kGroup * kLow / 8 + lane * PlaneWords<kHigh, kBlocks>::kBytes);
   }
-  template <int kGroup>
   __device__ void load(const std::uint8_t* codes, int lane) {
     low.load(codes + lane * PlaneWords<kLow, kBlocks>::kBytes);
     if constexpr (kTwo)

@@ -27,8 +27,13 @@ __host__ __device__ constexpr int flat_unpack_blocks(bool rotated, bool scaled =
   return scaled ? 4 : rotated ? 5 : 6;
 }
 
+// Of this warp, in its grid.
+__device__ inline std::int64_t warp_number() {
+  return static_cast<std::int64_t>(blockIdx.x) * (kFlatThreads / 32) + threadIdx.x / 32;
+}
+
 // How a group lies over the lanes of a warp.
-template <typename T, int kGroup>
+template <typename T>
 struct FlatShape {
   static constexpr int kV = kVector<T>;
   static constexpr int kLanes = kGroup / 4 / kV;      // per group
@@ -68,50 +73,48 @@ __device__ inline Extremes lane_extremes(const uint4 (&raw)[4], const float (&x)
 
 // The groups of a warp that are off the fast path; bit l of `special` stands for the group of lane
 // l. Out of line and from scratch, so that nothing is kept in registers for it.
-template <typename T, int kGroup>
+template <typename T>
 __device__ inline std::int64_t take_special(unsigned& special) {
-  using Shape = FlatShape<T, kGroup>;
-  const std::int64_t warp =
-      static_cast<std::int64_t>(blockIdx.x) * (kFlatThreads / 32) + threadIdx.x / 32;
+  using Shape = FlatShape<T>;
+  const std::int64_t warp = warp_number();
   const int lane = __ffs(static_cast<int>(special)) - 1;
   special &= special - 1;
   return warp * Shape::kGroupsPerWarp + lane / Shape::kLanes;
 }
-__device__ inline int elements_of(const GroupTask& task, std::int64_t group, int size) {
-  const std::int64_t left = task.count - group * size;
-  return static_cast<int>(left < size ? left : size);
+__device__ inline int elements_of(const GroupTask& task, std::int64_t group) {
+  const std::int64_t left = task.count - group * task.group;
+  return static_cast<int>(left < task.group ? left : task.group);
 }
-template <typename T, int kGroup, bool kScaled>
+template <typename T, bool kScaled>
 __device__ __noinline__ void pack_specials(const GroupTask& task, unsigned special) {
   while (special != 0) {
-    const std::int64_t group = take_special<T, kGroup>(special);
+    const std::int64_t group = take_special<T>(special);
     pack_special<T, kScaled>(task, group, static_cast<const T*>(task.source) + group * kGroup, 1,
-                             elements_of(task, group, kGroup));
+                             elements_of(task, group));
   }
 }
-template <typename T, int kGroup, bool kScaled>
+template <typename T, bool kScaled>
 __device__ __noinline__ void unpack_specials(const GroupTask& task, unsigned special) {
   while (special != 0) {
-    const std::int64_t group = take_special<T, kGroup>(special);
+    const std::int64_t group = take_special<T>(special);
     unpack_special<T, kScaled>(task, group, static_cast<T*>(task.destination) + group * kGroup, 1,
-                               elements_of(task, group, kGroup));
+                               elements_of(task, group));
   }
 }
 
-// Mapping    one group = group/4 * sizeof(T)/16 lanes, each 16 bytes from each quarter of the group
+// Mapping    one group = 2 * sizeof(T) lanes, each 16 bytes from each quarter of the group
 // Launch     blocks of 256, one tile of 32 / lanes groups per warp, a grid as large as the work
 // Alignment  16-byte loads when the source allows, else by element
 // Bytes      source once, headers and codes once
-template <typename T, int kGroup, int kBits, bool kZeroExact, bool kRotated, bool kScaled = false>
+template <typename T, int kBits, bool kZeroExact, bool kRotated, bool kScaled = false>
 __global__ void __launch_bounds__(kFlatThreads, flat_pack_blocks<T>(kRotated, kScaled))
     pack_flat_kernel(const __grid_constant__ GroupTask task) {
-  using Shape = FlatShape<T, kGroup>;
+  using Shape = FlatShape<T>;
   constexpr int kV = Shape::kV;
   constexpr core::Levels kLevels = core::levels_for(kBits, kZeroExact, false);
   const T* source = static_cast<const T*>(task.source);
   const int warp_lane = threadIdx.x % 32, lane = warp_lane % Shape::kLanes;
-  const std::int64_t warp =
-      static_cast<std::int64_t>(blockIdx.x) * (kFlatThreads / 32) + threadIdx.x / 32;
+  const std::int64_t warp = warp_number();
   const std::int64_t group = warp * Shape::kGroupsPerWarp + warp_lane / Shape::kLanes;
   const bool whole = (group + 1) * kGroup <= task.count;
   zero_header_padding(task);
@@ -182,17 +185,17 @@ __global__ void __launch_bounds__(kFlatThreads, flat_pack_blocks<T>(kRotated, kS
                                            range.inverse, uniform, kLevels.ceiling));
       }
     }
-    codes.template store<kGroup>(task.codes + group * (kGroup * kBits / 8), lane);
+    codes.store(task.codes + group * (kGroup * kBits / 8), lane);
   }
 
   const unsigned special = __ballot_sync(kFullWarp, lane == 0 && !plain && group < task.groups);
-  if (special != 0) pack_specials<T, kGroup, kScaled>(task, special);
+  if (special != 0) pack_specials<T, kScaled>(task, special);
 }
 
 // A lane's part of a group to restore. Zeros for lanes past the last whole group.
-template <typename T, int kGroup, int kBits>
+template <typename T, int kBits>
 struct LoadedGroup {
-  using Shape = FlatShape<T, kGroup>;
+  using Shape = FlatShape<T>;
   LaneCodes<kBits, Shape::kBlocks> codes;
   std::uint32_t header = 0;
   std::int64_t group;  // number of the group
@@ -201,15 +204,14 @@ struct LoadedGroup {
 
   __device__ explicit LoadedGroup(const GroupTask& task) {
     const int warp_lane = threadIdx.x % 32;
-    const std::int64_t warp =
-        static_cast<std::int64_t>(blockIdx.x) * (kFlatThreads / 32) + threadIdx.x / 32;
+    const std::int64_t warp = warp_number();
     group = warp * Shape::kGroupsPerWarp + warp_lane / Shape::kLanes;
     lane = warp_lane % Shape::kLanes;
     whole = (group + 1) * kGroup <= task.count;
     codes.start(false);
     if (whole) {
       header = task.headers[group];
-      codes.template load<kGroup>(task.codes + group * (kGroup * kBits / 8), lane);
+      codes.load(task.codes + group * (kGroup * kBits / 8), lane);
     }
   }
   // Bit l stands for the group of lane l: those to leave to unpack_specials().
@@ -219,18 +221,18 @@ struct LoadedGroup {
 };
 
 // Mapping    codes are loaded as packing stored them, then handed round: each store of a warp
-// covers 512
-//            neighbouring bytes, worth 3 to 5 points of copy bandwidth over four pieces of 128
+//            covers 512 neighbouring bytes, worth 3 to 5 points of copy bandwidth over four pieces
+//            of 128
 // Launch     as packing
 // Alignment  16-byte stores when the destination allows, else by element
 // Bytes      headers and codes once, destination once
-template <typename T, int kGroup, int kBits, bool kZeroExact, bool kScaled = false>
+template <typename T, int kBits, bool kZeroExact, bool kScaled = false>
 __global__ void __launch_bounds__(kFlatThreads, flat_unpack_blocks(false, kScaled))
     unpack_flat_kernel(const __grid_constant__ GroupTask task) {
-  using Shape = FlatShape<T, kGroup>;
+  using Shape = FlatShape<T>;
   constexpr int kV = Shape::kV;
   constexpr core::Levels kLevels = core::levels_for(kBits, kZeroExact, false);
-  const LoadedGroup<T, kGroup, kBits> own(task);
+  const LoadedGroup<T, kBits> own(task);
   const core::Grid own_grid = core::grid_in(own.header, kLevels);
   const bool plain = own.whole && is_plain(own.header, own_grid, kLevels);
   const unsigned plain_lanes = __ballot_sync(kFullWarp, plain);
@@ -273,7 +275,7 @@ __global__ void __launch_bounds__(kFlatThreads, flat_unpack_blocks(false, kScale
       if (stored(step)) store_elements<T>(tile + (32 * step + warp_lane) * kV, raw[step], kV);
   }
   const unsigned special = own.specials(task, plain);
-  if (special != 0) unpack_specials<T, kGroup, kScaled>(task, special);
+  if (special != 0) unpack_specials<T, kScaled>(task, special);
 }
 
 // Mapping    as packing
@@ -283,11 +285,11 @@ __global__ void __launch_bounds__(kFlatThreads, flat_unpack_blocks(false, kScale
 template <typename T, int kBits>
 __global__ void __launch_bounds__(kFlatThreads, flat_unpack_blocks(true))
     unpack_rotated_kernel(const __grid_constant__ GroupTask task) {
-  constexpr int kGroup = core::kRotation;
-  using Shape = FlatShape<T, kGroup>;
+  static_assert(kGroup == core::kRotation);
+  using Shape = FlatShape<T>;
   constexpr int kV = Shape::kV;
   constexpr core::Levels kLevels = core::levels_for(kBits, false, false);
-  const LoadedGroup<T, kGroup, kBits> own(task);
+  const LoadedGroup<T, kBits> own(task);
   const core::Grid grid = core::grid_in(own.header, kLevels);
   const bool plain =
       own.whole && (own.header & core::kExtended) == 0 && is_plain(own.header, grid, kLevels);
@@ -308,22 +310,21 @@ __global__ void __launch_bounds__(kFlatThreads, flat_unpack_blocks(true))
         raw, [&](int k) { return first + k * (kGroup / 4); }, task.aligned, kV);
   }
   const unsigned special = own.specials(task, plain);
-  if (special != 0) unpack_specials<T, kGroup, false>(task, special);
+  if (special != 0) unpack_specials<T, false>(task, special);
 }
 
-template <typename T, int kGroup, int kBits, bool kZeroExact, bool kRotated, bool kScaled = false>
+template <typename T, int kBits, bool kZeroExact, bool kRotated, bool kScaled = false>
 Status launch_flat(const GroupTask& task, bool pack, cudaStream_t stream) {
   unsigned blocks = 0;
-  const Status fits = blocks_for(task.groups, FlatShape<T, kGroup>::kGroupsPerThreadBlock, &blocks);
+  const Status fits = blocks_for(task.groups, FlatShape<T>::kGroupsPerThreadBlock, &blocks);
   if (!fits.ok()) return fits;
   if (pack) {
-    pack_flat_kernel<T, kGroup, kBits, kZeroExact, kRotated, kScaled>
+    pack_flat_kernel<T, kBits, kZeroExact, kRotated, kScaled>
         <<<blocks, kFlatThreads, 0, stream>>>(task);
   } else if constexpr (kRotated) {
     unpack_rotated_kernel<T, kBits><<<blocks, kFlatThreads, 0, stream>>>(task);
   } else {
-    unpack_flat_kernel<T, kGroup, kBits, kZeroExact, kScaled>
-        <<<blocks, kFlatThreads, 0, stream>>>(task);
+    unpack_flat_kernel<T, kBits, kZeroExact, kScaled><<<blocks, kFlatThreads, 0, stream>>>(task);
   }
   return check_launch("group kernel");
 }

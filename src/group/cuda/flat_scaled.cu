@@ -8,7 +8,7 @@ namespace backfold::cuda {
 Status launch_flat_scaled(const GroupFormat& format, const GroupTask& task, bool pack,
                           cudaStream_t stream) {
   return with_scaled_type_and_width(format, [&]<typename T, int kBits>() {
-    return launch_flat<T, 128, kBits, false, false, true>(task, pack, stream);
+    return launch_flat<T, kBits, false, false, true>(task, pack, stream);
   });
 }
 

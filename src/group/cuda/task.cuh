@@ -13,6 +13,9 @@
 
 namespace backfold::cuda {
 
+// Elements of the groups that most kernels are compiled for.
+inline constexpr int kGroup = 128;
+
 // A packing or unpacking job, by value to a kernel. The tensor pointer is cast by the kernel.
 struct GroupTask {
   const void* source;

@@ -50,7 +50,7 @@ struct GroupAddress {
 // holds the elements.
 template <typename T>
 __device__ inline unsigned own_number() {
-  using Shape = FlatShape<T, core::kSampleGroup>;
+  using Shape = FlatShape<T>;
   return (gridDim.x - 1 - blockIdx.x) * Shape::kGroupsPerThreadBlock + threadIdx.x / Shape::kLanes;
 }
 template <typename T>
@@ -107,7 +107,7 @@ __device__ inline void zero_sample_padding(const SampleTask& task) {
 template <typename T, int kBits, bool kShort>
 __device__ inline void pack_lane(const SampleTask& task, const GroupAddress& address, int count,
                                  const Extremes& extremes, const float (&x)[4][kVector<T>]) {
-  using Shape = FlatShape<T, core::kSampleGroup>;
+  using Shape = FlatShape<T>;
   constexpr core::Levels kLevels = core::levels_for(kBits, false, false);
   const int lane = threadIdx.x % Shape::kLanes;
   const core::Range range =
@@ -133,7 +133,7 @@ __device__ inline void pack_lane(const SampleTask& task, const GroupAddress& add
                                              range.inverse, uniform, kLevels.ceiling));
     }
   }
-  codes.template store<core::kSampleGroup>(address.codes<kBits>(task), lane);
+  codes.store(address.codes<kBits>(task), lane);
 }
 
 // As flat_pack_blocks(), but that 48 registers are 5 too few for the 16-bit types.
@@ -149,7 +149,7 @@ __host__ __device__ constexpr int sample_pack_blocks() {
 template <typename T>
 __global__ void __launch_bounds__(kFlatThreads, sample_pack_blocks<T>())
     pack_samples_kernel(const __grid_constant__ SampleTask task) {
-  using Shape = FlatShape<T, core::kSampleGroup>;
+  using Shape = FlatShape<T>;
   const int lane = threadIdx.x % Shape::kLanes;
   const SampleGroup group = own_group<T>(task);
   const bool there = group.count > 0;
@@ -181,10 +181,10 @@ __global__ void __launch_bounds__(kFlatThreads, sample_pack_blocks<T>())
 template <typename T, int kBits>
 __device__ inline bool unpack_lane(const SampleTask& task, const GroupAddress& address, int lane,
                                    uint4 (&raw)[4]) {
-  using Shape = FlatShape<T, core::kSampleGroup>;
+  using Shape = FlatShape<T>;
   constexpr core::Levels kLevels = core::levels_for(kBits, false, false);
   LaneCodes<kBits, Shape::kBlocks> codes;
-  codes.template load<core::kSampleGroup>(address.codes<kBits>(task), lane);
+  codes.load(address.codes<kBits>(task), lane);
   const std::uint32_t header = *address.header(task);
   const core::Grid grid = core::grid_in(header, kLevels);
   if (!is_plain(header, grid, kLevels)) return false;
@@ -206,7 +206,7 @@ __device__ inline bool unpack_lane(const SampleTask& task, const GroupAddress& a
 template <typename T>
 __global__ void __launch_bounds__(kFlatThreads, flat_unpack_blocks(false))
     unpack_samples_kernel(const __grid_constant__ SampleTask task) {
-  using Shape = FlatShape<T, core::kSampleGroup>;
+  using Shape = FlatShape<T>;
   const int lane = threadIdx.x % Shape::kLanes;
   const SampleGroup group = own_group<T>(task);
   const bool there = group.count > 0;

@@ -14,8 +14,7 @@ namespace backfold::cuda {
 inline constexpr int kScoreThreads = kFlatThreads;
 inline constexpr int kInFlight = 2;  // groups of one lane
 template <typename T>
-inline constexpr int kScoreGroups =
-    kInFlight* FlatShape<T, core::kSampleGroup>::kGroupsPerThreadBlock;
+inline constexpr int kScoreGroups = kInFlight* FlatShape<T>::kGroupsPerThreadBlock;
 
 inline constexpr int kRankThreads = 1024;
 inline constexpr int kRankSamples = 128;  // that a thread block ranks
@@ -36,7 +35,7 @@ __device__ inline float warp_tree_sum(float term) {
 template <typename T>
 __global__ void __launch_bounds__(kScoreThreads, 4)
     sum_trees_kernel(const __grid_constant__ SampleTask task) {
-  using Shape = FlatShape<T, core::kSampleGroup>;
+  using Shape = FlatShape<T>;
   __shared__ float terms[kScoreGroups<T>];
   allow_next_kernel();
   const unsigned lane = threadIdx.x % Shape::kLanes;

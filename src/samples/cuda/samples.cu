@@ -80,7 +80,7 @@ Status launch_after(void (*kernel)(const SampleTask), unsigned blocks, int threa
 
 template <typename T>
 unsigned tile_blocks(const SampleTask& task) {
-  constexpr unsigned kGroups = FlatShape<T, core::kSampleGroup>::kGroupsPerThreadBlock;
+  constexpr unsigned kGroups = FlatShape<T>::kGroupsPerThreadBlock;
   const unsigned groups = task.samples * task.groups;
   return groups / kGroups + (groups % kGroups != 0 ? 1 : 0);
 }

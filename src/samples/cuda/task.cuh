@@ -15,6 +15,8 @@
 
 namespace backfold::cuda {
 
+static_assert(core::kSampleGroup == kGroup);
+
 // The samples of one width.
 struct SectionTask {
   unsigned first_slot;
