@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Every floating-point operation of the group quantizer, once, for the reference, the SIMD kernels
-// and the CUDA kernels. group.h defines the bytes; this file says how the numbers in them are
-// rounded.
+// The arithmetic of the group quantizer, which the ranged quantizer and pooling use in part.
+// group.h defines the bytes; this file says how the numbers in them are rounded. The reference and
+// the CUDA kernels call these functions; the SIMD kernels repeat some of them on vectors, operation
+// by operation, from the same constants.
 //
 // Order and rounding are part of the format. A product and a sum round separately unless written as
 // fused(); divisions and reciprocals round to nearest; nothing is reassociated.
@@ -28,6 +29,32 @@ inline constexpr float kHuge = 0x1p126f;
 
 // Ranges below this are widened to it, so that no step is subnormal at any width.
 inline constexpr float kTiny = 0x1p-110f;
+
+// An ordinary header reaches minima up to this many ranges from zero. The others widen a range that
+// is less than a share of the distance: of finite groups, and of those with non-finite elements.
+// Rotated groups have ordinary headers only: 1 / kNear, and what rounding may take from it.
+inline constexpr float kNear = 128.0f;
+inline constexpr float kFarShare = 0x1p-10f;
+inline constexpr float kSpecialShare = 0x1p-7f;
+inline constexpr float kRotatedShare = 0x1.1p-7f;
+
+// A minimum counts in units of 2^(E - shift), where 2^E <= steps * step < 2^(E + 1).
+inline constexpr std::uint32_t kNearShift = 7;
+inline constexpr std::uint32_t kFarShift = 2;
+inline constexpr std::uint32_t kSpecialShift = 5;
+
+// Where a header has it. The others than ordinary ones keep their kind below.
+inline constexpr std::uint32_t kMinimumMask = 0xffff;
+inline constexpr std::uint32_t kFarMinimumMask = 0xfffc;
+
+// In the bits of a power of two: what doubles it, and what it is taken from to give its inverse.
+inline constexpr std::uint32_t kOctave = 1u << 23;
+inline constexpr std::uint32_t kInverse = 254u << 23;
+
+// Added to the bits of a step before the lower 16 are cut off. 0xfffd, not 0xffff: the quotient may
+// be two units too large where it should be exact, and a step that fits exactly must stay (codes of
+// small integers would no longer be exact).
+inline constexpr std::uint32_t kStepRoundUp = 0xfffd;
 
 // What the reserved code of a group with non-finite elements means.
 enum Kind : std::uint32_t { kFinite = 0, kPlusInf = 1, kMinusInf = 2, kNan = 3 };
@@ -100,17 +127,15 @@ BACKFOLD_HD RoundedRange round_range(float low, float high, float range, std::ui
   std::uint32_t exponent = bits_of(range) & kExponentMask;
   RoundedRange rounded{};
   for (int round = 0; round < 2; ++round) {
-    const std::uint32_t unit = exponent - (unit_shift << 23);
-    rounded.minimum = floorf(low * float_of((254u << 23) - unit));
+    const std::uint32_t unit = exponent - unit_shift * kOctave;
+    rounded.minimum = floorf(low * float_of(kInverse - unit));
     rounded.base = rounded.minimum * float_of(unit);
     const float span = high - rounded.base;
     const float least = float_of(exponent);
-    // 0xfffd, not 0xffff: the quotient may be two units too large where it should be exact, and a
-    // step that fits exactly must stay (codes of small integers would no longer be exact).
-    rounded.step =
-        (bits_of((span < least ? least : span) * levels.inverse_count) + 0xfffdu) & kStepMask;
+    const float quotient = (span < least ? least : span) * levels.inverse_count;
+    rounded.step = (bits_of(quotient) + kStepRoundUp) & kStepMask;
     if ((bits_of(levels.count * float_of(rounded.step)) & kExponentMask) == exponent) break;
-    exponent += 1u << 23;
+    exponent += kOctave;
   }
   return rounded;
 }
@@ -127,28 +152,27 @@ BACKFOLD_HD Range round_outward(float low, float high, const Levels& levels, Kin
   const float distance = low < 0.0f ? -low : low;
   float range = high - low;
   range = range < kTiny ? kTiny : range;
-  const bool near = !extend && kind == kFinite && distance <= range * 128.0f;
-  const float reach = near ? 0.0f : distance * (kind == kFinite ? 0x1p-10f : 0x1p-7f);
+  const bool near = !extend && kind == kFinite && distance <= range * kNear;
+  const float reach = near ? 0.0f : distance * (kind == kFinite ? kFarShare : kSpecialShare);
   range = range < reach ? reach : range;
-  const RoundedRange rounded = round_range(low, high, range,
-                                           near              ? 7u
-                                           : kind == kFinite ? 2u
-                                                             : 5u,
-                                           levels);
+  const std::uint32_t unit_shift = near ? kNearShift : kind == kFinite ? kFarShift : kSpecialShift;
+  const RoundedRange rounded = round_range(low, high, range, unit_shift, levels);
   const std::uint32_t minimum = low_half(rounded.minimum);
-  const std::uint32_t header = near ? rounded.step | (minimum & 0xffffu)
-                                    : kExtended | rounded.step | (minimum << 2 & 0xfffcu) | kind;
+  const std::uint32_t header =
+      near ? rounded.step | (minimum & kMinimumMask)
+           : kExtended | rounded.step | (minimum << 2 & kFarMinimumMask) | kind;
   return {header, rounded.base, reciprocal(float_of(rounded.step))};
 }
 
 // The same for a rotated group, whose header must be an ordinary one: a range too far from zero for
 // that is widened.
 BACKFOLD_HD Range round_outward_rotated(float low, float high, const Levels& levels) {
-  const float least = low + (low < 0.0f ? -low : low) * 0x1.1p-7f;
+  const float least = low + (low < 0.0f ? -low : low) * kRotatedShare;
   high = high < least ? least : high;
   const float range = high - low;
-  const RoundedRange rounded = round_range(low, high, range < kTiny ? kTiny : range, 7u, levels);
-  return {rounded.step | (low_half(rounded.minimum) & 0xffffu), rounded.base,
+  const RoundedRange rounded =
+      round_range(low, high, range < kTiny ? kTiny : range, kNearShift, levels);
+  return {rounded.step | (low_half(rounded.minimum) & kMinimumMask), rounded.base,
           reciprocal(float_of(rounded.step))};
 }
 
@@ -182,12 +206,16 @@ BACKFOLD_HD Kind kind_in(std::uint32_t header) {
   return static_cast<Kind>((header & kExtended) != 0 ? header & 3u : 0u);
 }
 
+// 2^-shift.
+BACKFOLD_HD float unit_scale(std::uint32_t shift) { return float_of((127u - shift) * kOctave); }
+
 BACKFOLD_HD Grid grid_in(std::uint32_t header, const Levels& levels) {
   const float step = float_of(header & kStepMask);
   const float octave = float_of(bits_of(levels.count * step) & kExponentMask);
-  const std::int32_t low_half = static_cast<std::int16_t>(header & 0xffffu);
-  if ((header & kExtended) == 0) return {static_cast<float>(low_half) * (octave * 0x1p-7f), step};
-  const float unit = octave * ((header & 3u) == kFinite ? 0x1p-2f : 0x1p-5f);
+  const std::int32_t low_half = static_cast<std::int16_t>(header & kMinimumMask);
+  if ((header & kExtended) == 0)
+    return {static_cast<float>(low_half) * (octave * unit_scale(kNearShift)), step};
+  const float unit = octave * unit_scale((header & 3u) == kFinite ? kFarShift : kSpecialShift);
   return {static_cast<float>(low_half >> 2) * unit, step};
 }
 

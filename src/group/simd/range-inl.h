@@ -91,6 +91,9 @@ struct RangeBatch {
   HWY_ALIGN float inverse[kBatch];
 };
 
+// The share of its steps that a range leaves free where no code can need its clamp (core::draw()).
+constexpr float kRoom = 0x1p-18f;
+
 // core::round_outward() for groups of finite elements, one in each lane; with `rotated`,
 // core::round_outward_rotated(). Lanes whose group is not on the fast path may hold anything.
 //
@@ -101,40 +104,45 @@ inline bool round_outward(RangeBatch& ranges, int groups, const core::Levels& le
   const DI di;
   const DU du;
   const VU exponent_mask = hn::Set(du, core::kExponentMask);
-  const VF roomy = hn::Set(d, levels.count * (1.0f - 0x1p-18f));
+  const VF roomy = hn::Set(d, levels.count * (1.0f - kRoom));
   bool room = true;
   for (int i = 0; i < groups; i += static_cast<int>(hn::Lanes(d))) {
     const VF low = hn::Load(d, ranges.low + i);
     const VF distance = hn::Abs(low);
     VF high = hn::Load(d, ranges.high + i);
-    if (rotated) high = hn::Max(high, hn::Add(low, hn::Mul(distance, hn::Set(d, 0x1.1p-7f))));
+    if (rotated)
+      high = hn::Max(high, hn::Add(low, hn::Mul(distance, hn::Set(d, core::kRotatedShare))));
     VF range = hn::Max(hn::Sub(high, low), hn::Set(d, core::kTiny));
-    const auto near = hn::Le(distance, hn::Mul(range, hn::Set(d, 128.0f)));
-    range = hn::IfThenElse(near, range, hn::Max(range, hn::Mul(distance, hn::Set(d, 0x1p-10f))));
+    const auto near = hn::Le(distance, hn::Mul(range, hn::Set(d, core::kNear)));
+    range =
+        hn::IfThenElse(near, range, hn::Max(range, hn::Mul(distance, hn::Set(d, core::kFarShare))));
     const VU shift =
-        hn::IfThenElse(hn::RebindMask(du, near), hn::Set(du, 7u << 23), hn::Set(du, 2u << 23));
+        hn::IfThenElse(hn::RebindMask(du, near), hn::Set(du, core::kNearShift * core::kOctave),
+                       hn::Set(du, core::kFarShift * core::kOctave));
 
     VU exponent = hn::And(hn::BitCast(du, range), exponent_mask);
     VF minimum, base;
     VU step;
     const auto round = [&]() HWY_ATTR {
       const VU unit = hn::Sub(exponent, shift);
-      minimum = hn::Floor(hn::Mul(low, hn::BitCast(d, hn::Sub(hn::Set(du, 254u << 23), unit))));
+      minimum = hn::Floor(hn::Mul(low, hn::BitCast(d, hn::Sub(hn::Set(du, core::kInverse), unit))));
       base = hn::Mul(minimum, hn::BitCast(d, unit));
       const VF span = hn::Max(hn::Sub(high, base), hn::BitCast(d, exponent));
       const VU quotient = hn::BitCast(du, hn::Mul(span, hn::Set(d, levels.inverse_count)));
-      step = hn::And(hn::Add(quotient, hn::Set(du, 0xfffdu)), hn::Set(du, core::kStepMask));
+      step =
+          hn::And(hn::Add(quotient, hn::Set(du, core::kStepRoundUp)), hn::Set(du, core::kStepMask));
     };
     round();
     const VF top = hn::Mul(hn::Set(d, levels.count), hn::BitCast(d, step));
     const auto carried = hn::Ne(hn::And(hn::BitCast(du, top), exponent_mask), exponent);
-    exponent = hn::Add(exponent, hn::IfThenElseZero(carried, hn::Set(du, 1u << 23)));
+    exponent = hn::Add(exponent, hn::IfThenElseZero(carried, hn::Set(du, core::kOctave)));
     round();
 
     const VU count = hn::BitCast(du, hn::ConvertTo(di, minimum));
-    const VU ordinary = hn::Or(step, hn::And(count, hn::Set(du, 0xffffu)));
-    const VU extended = hn::Or(hn::Or(step, hn::Set(du, core::kExtended)),
-                               hn::And(hn::ShiftLeft<2>(count), hn::Set(du, 0xfffcu)));
+    const VU ordinary = hn::Or(step, hn::And(count, hn::Set(du, core::kMinimumMask)));
+    const VU extended =
+        hn::Or(hn::Or(step, hn::Set(du, core::kExtended)),
+               hn::And(hn::ShiftLeft<2>(count), hn::Set(du, core::kFarMinimumMask)));
     hn::Store(hn::IfThenElse(hn::RebindMask(du, near), ordinary, extended), du, ranges.header + i);
     hn::Store(base, d, ranges.base + i);
     const VF inverse = hn::Div(hn::Set(d, 1.0f), hn::BitCast(d, step));
