@@ -96,8 +96,8 @@ Status validate(const GroupFormat& format);
 // Bytes of the payload: a function of the format alone. 0 for a format that validate() refuses.
 std::size_t packed_bytes(const GroupFormat& format);
 
-// Packs format.count contiguous elements. Reads the source once, at any alignment of its elements,
-// and never writes it. Builds without NDEBUG check that a zero-exact source is not negative.
+// Packs format.count contiguous elements, aligned to their size. Reads the source once and never
+// writes it. Builds without NDEBUG check that a zero-exact source is not negative.
 Status pack(const GroupFormat& format, const void* source, const Key& key, Payload payload,
             const Execution& execution);
 

@@ -97,8 +97,8 @@ Status validate(const PoolFormat& format);
 // Bytes of the payload: a function of the format alone. 0 for a format that validate() refuses.
 std::size_t packed_bytes(const PoolFormat& format);
 
-// Packs count(format) contiguous elements. Reads the source once, at any alignment of its elements,
-// and never writes it. The key matters only with bits > 0.
+// Packs count(format) contiguous elements, aligned to their size. Reads the source once and never
+// writes it. The key matters only with bits > 0.
 Status pack(const PoolFormat& format, const void* source, const Key& key, Payload payload,
             const Execution& execution);
 

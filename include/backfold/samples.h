@@ -79,9 +79,9 @@ std::size_t packed_bytes(const SampleFormat& format);
 // Bytes of the payload before its scores. 0 for a format that validate() refuses.
 std::size_t scores_offset(const SampleFormat& format);
 
-// Packs samples * per_sample contiguous elements. `weights` holds one fp32 number for each sample,
-// in the memory where the backend works; null means 1 for all. Reads the source twice, at any
-// alignment of its elements, and never writes it.
+// Packs samples * per_sample contiguous elements, aligned to their size. `weights` holds one fp32
+// number for each sample, in the memory where the backend works; null means 1 for all. Reads the
+// source twice and never writes it.
 Status pack(const SampleFormat& format, const void* source, const float* weights, const Key& key,
             Payload payload, const Execution& execution);
 

@@ -2,9 +2,10 @@
 //
 // Status: how the core reports an error.
 //
-// Nothing in the core prints, aborts or throws. A call that fails has written nothing, and its
-// status names the argument, the value it had and what is allowed. A status owns its message and
-// allocates nothing.
+// The core prints nothing and throws nothing but std::bad_alloc: errors are returned. A call that
+// is refused has written nothing, and its status names the argument, the value it had and what is
+// allowed. One that the CUDA runtime broke off (kDevice) may have written part of its result. A
+// status owns its message and allocates nothing.
 
 #ifndef BACKFOLD_STATUS_H_
 #define BACKFOLD_STATUS_H_

@@ -33,7 +33,7 @@ __device__ constexpr bool is_channels(Staging staging) {
   return staging == Staging::kSquares || staging == Staging::kChannels;
 }
 
-// Elements of a strip that share a random number.
+// Elements of a strip that share a hash (rng.h).
 BACKFOLD_HD constexpr int piece_of(int room) { return room < 8 ? room : 8; }
 
 // The run of channels of kSquares.
