@@ -78,7 +78,7 @@ void check_target(const ControllerOptions& options) {
 
 Wanted wanted_by_bits(const std::optional<double>& bits, bool adaptive) {
   if (!bits) return {};
-  TORCH_CHECK_VALUE(adaptive || is_width(*bits), "bits must be one of ", list_of_widths(),
+  TORCH_CHECK_VALUE(adaptive || is_width(*bits), "bits must be one of ", list_code_widths(),
                     " with adaptive=False, got ", *bits,
                     "; adaptive=True takes any mean from 1 to 16");
   TORCH_CHECK_VALUE(*bits >= 1 && *bits <= 16, "bits must be from 1 to 16, got ", *bits);

@@ -164,7 +164,7 @@ Choice choice_from_json(const std::string& site, const Json& json, const Policy&
   }
   const int width = bits.get<int>();
   TORCH_CHECK_VALUE(is_width(width), "plan: the bits of \"", site, "\" must be \"raw\" or one of ",
-                    list_of_widths(), ", got ", width);
+                    list_code_widths(), ", got ", width);
   return {width, *grouping, codec};
 }
 

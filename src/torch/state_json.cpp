@@ -159,7 +159,8 @@ void take_plan(State& state, std::string_view json) {
   for (const auto& [name, site] : plan["sites"].items())
     choices.emplace_back(name, choice_from_json(name, site, state.policy));
   const int bits = plan["bits"].get<int>();
-  TORCH_CHECK_VALUE(is_width(bits), "plan: bits must be one of ", list_of_widths(), ", got ", bits);
+  TORCH_CHECK_VALUE(is_width(bits), "plan: bits must be one of ", list_code_widths(), ", got ",
+                    bits);
   state.sites->take_choices(std::move(choices));
   state.options.bits = bits;
   state.options.adaptive = true;

@@ -49,18 +49,12 @@ std::int64_t groups_in(const Shape& shape, const Grouping& grouping) {
 }  // namespace
 
 bool is_width(double bits) {
-  return std::find(kWidths.begin(), kWidths.end(), bits) != kWidths.end();
-}
-
-std::string list_of_widths() {
-  std::string list;
-  for (const int width : kWidths) list += (list.empty() ? "" : ", ") + std::to_string(width);
-  return list;
+  return std::find(kCodeWidths.begin(), kCodeWidths.end(), bits) != kCodeWidths.end();
 }
 
 int widest_within(double bits) {
-  int widest = kWidths.front();
-  for (const int width : kWidths)
+  int widest = kCodeWidths.front();
+  for (const int width : kCodeWidths)
     if (width <= bits) widest = width;
   return widest;
 }

@@ -17,6 +17,7 @@
 #include <string>
 
 #include "backfold/group.h"
+#include "backfold/widths.h"
 #include "torch/codec/codec.h"
 
 namespace backfold::torch_layer {
@@ -39,10 +40,7 @@ struct Choice {
 // Stands for a tensor that a plan keeps as it is.
 inline constexpr int kRawBits = 64;
 
-inline constexpr std::array<int, 8> kWidths = {1, 2, 3, 4, 5, 6, 8, 16};
-
-bool is_width(double bits);
-std::string list_of_widths();  // "1, 2, 3, ..."
+bool is_width(double bits);  // one of kCodeWidths
 
 // The widest that is no wider than `bits`; the narrowest where all are.
 int widest_within(double bits);

@@ -109,7 +109,7 @@ std::int64_t cost_at(const Target& target, const Footprint& reference, int bits,
 
 std::vector<int> widths_for(const Target& target, const Bundle& bundle) {
   std::vector<int> widths;
-  for (const int width : kWidths)
+  for (const int width : kCodeWidths)
     if (width >= bundle.floor && width < 8 * bundle.root->reference.element_bytes)
       widths.push_back(width);
   // A mean of code widths has no place for tensors without codes.
@@ -209,7 +209,7 @@ int uniform_width(const SiteTable& sites, const StepReference& reference, const 
   const std::int64_t allowed = allowance(target, reference, bundles);
   int best = 0;
   std::int64_t least = 0;
-  for (const int width : kWidths) {
+  for (const int width : kCodeWidths) {
     std::int64_t bytes = 0;
     for (const Bundle& bundle : bundles) {
       const std::vector<int> widths = widths_for(target, bundle);
@@ -217,7 +217,7 @@ int uniform_width(const SiteTable& sites, const StepReference& reference, const 
                                     [&](int candidate) { return candidate >= width; });
       bytes += bytes_at(bundle.root->reference, one, {});
     }
-    if (width == kWidths.front()) least = bytes;
+    if (width == kCodeWidths.front()) least = bytes;
     if (bytes <= allowed) best = width;
   }
   if (best == 0) refuse(sites, reference, target, least, step);
