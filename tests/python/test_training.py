@@ -155,6 +155,20 @@ def refusal(task: Task, way: type[Step], device: str) -> str | None:
     return None
 
 
+def repeats_itself(task: Task, way: type[Step], device: str, plain: dict) -> bool:
+    """Whether plain training ends on the same bits each time, as far as five runs tell.
+
+    On a GPU the double backward of a recurrent layer without cuDNN adds up in any order.
+    """
+    for _ in range(5):
+        again, _ = train(task, way, device, lambda model: contextlib.nullcontext())
+        try:
+            torch.testing.assert_close(again, plain, rtol=0, atol=0, equal_nan=True)
+        except AssertionError:
+            return False
+    return True
+
+
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.usefixtures("deterministic", "one_thread")
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
@@ -167,7 +181,12 @@ def test_exact_folding_leaves_training_bitwise_as_it_was(device, name, way):
     folded, fold = train(
         task, way, device, lambda model: backfold.Controller(model, bits=None, min_bytes=0)
     )
-    torch.testing.assert_close(folded, plain, rtol=0, atol=0, equal_nan=True)
+    try:
+        torch.testing.assert_close(folded, plain, rtol=0, atol=0, equal_nan=True)
+    except AssertionError:
+        if not repeats_itself(task, way, device, plain):
+            pytest.skip("plain training does not repeat itself bit for bit here")
+        raise
     assert fold.steps == STEPS * (2 if way is Accumulate else 1)
     kinds = {site["kind"] for site in fold.report().to_dict()["sites"]}
     assert way is not Step or task.kinds <= kinds  # the test is not empty
