@@ -81,6 +81,7 @@ add_library(backfold_torch SHARED
   src/torch/codec/grouping.cpp
   src/torch/codec/policy.cpp
   src/torch/codec/project.cpp
+  src/torch/plan/bundles.cpp
   src/torch/plan/gradient_sketch.cpp
   src/torch/plan/guard.cpp
   src/torch/plan/noise.cpp
@@ -91,10 +92,13 @@ add_library(backfold_torch SHARED
   src/torch/probe/closed_form.cpp
   src/torch/probe/effect.cpp
   src/torch/probe/gains.cpp
+  src/torch/probe/measurements.cpp
   src/torch/probe/originals.cpp
   src/torch/probe/outside.cpp
   src/torch/probe/probe.cpp
+  src/torch/probe/probed.cpp
   src/torch/probe/rankings.cpp
+  src/torch/probe/tangents.cpp
   src/torch/reads/demand.cpp
   src/torch/reads/exact_ops.cpp
   src/torch/reads/exact_ops_functions.cpp

@@ -6,134 +6,15 @@
 
 #include <algorithm>
 #include <cmath>
-#include <map>
 #include <numeric>
 #include <set>
 #include <vector>
 
 #include "backfold/planner.h"
+#include "torch/plan/bundles.h"
 
 namespace backfold::torch_layer {
 namespace {
-
-// Sites that no step saved to for so long are gone.
-constexpr std::int64_t kForgotten = 1000;
-// Of a group's header, per element.
-constexpr double kHeaderBits = 0.25;
-
-// Sites that share a packet, and what is known of them together.
-struct Bundle {
-  Site* root = nullptr;
-  std::vector<Site*> riders;
-  int floor = 1;
-  bool measured = false;
-
-  // Nothing is known of widths below the narrowest that was measured, and where nothing was, the
-  // floor counts.
-  void add(const Site& site) {
-    const auto& errors = site.sensitivity.errors;
-    measured |= !errors.empty();
-    floor = std::max(
-        {floor, errors.empty() ? site.floor : errors.front().first, site.zero_exact ? 2 : 1});
-  }
-  double error(int bits) const {
-    double sum = error_at(root->sensitivity, bits);
-    for (const Site* rider : riders) sum += error_at(rider->sensitivity, bits);
-    return sum;
-  }
-  // The table that says how the packet is best made.
-  const Sensitivity& ranked() const {
-    for (const Site* rider : riders)
-      if (root->sensitivity.errors.empty() && !rider->sensitivity.errors.empty())
-        return rider->sensitivity;
-    return root->sensitivity;
-  }
-  Grouping grouping() const { return ranked().grouping; }
-  // Codecs of the menu, where nobody reads the packet finely or by its signs.
-  const c10::SmallVector<Sensitivity::Offer, 1>& offers() const {
-    static const c10::SmallVector<Sensitivity::Offer, 1> none;
-    const auto fine = [](const Site* site) { return site->floor > 0 || site->zero_exact; };
-    const bool open = measured && !fine(root) && std::none_of(riders.begin(), riders.end(), fine);
-    return open ? ranked().offers : none;
-  }
-};
-
-// One way to keep a bundle.
-struct Option {
-  Choice choice;
-  std::int64_t bytes = 0, cost = 0;  // cost is in the unit of the target
-  double error = 0;
-};
-
-bool is_current(const Site& site, std::int64_t step) {
-  return site.reference.elements > 0 && !site.alive && site.last_step > step - kForgotten;
-}
-
-std::vector<Bundle> bundles_of(SiteTable& sites, std::int64_t step) {
-  std::map<const Site*, std::size_t> index;
-  std::vector<Bundle> bundles;
-  for (Site& site : sites.sites()) {
-    if (site.root || site.rule != -1 || !is_current(site, step)) continue;
-    index.emplace(&site, bundles.size());
-    Bundle bundle;
-    bundle.root = &site;
-    bundle.add(site);
-    bundles.push_back(std::move(bundle));
-  }
-  for (Site& site : sites.sites()) {
-    const auto found = index.find(site.root);
-    if (!site.root || found == index.end()) continue;
-    Bundle& bundle = bundles[found->second];
-    bundle.riders.push_back(&site);
-    bundle.add(site);
-  }
-  // The order in which sites were first seen must not matter.
-  std::sort(bundles.begin(), bundles.end(),
-            [](const Bundle& a, const Bundle& b) { return a.root->name < b.root->name; });
-  return bundles;
-}
-
-std::int64_t bytes_at(const Footprint& reference, int bits, const Grouping& grouping) {
-  if (bits == kRawBits) return reference.elements * reference.element_bytes;
-  const auto which = std::find(kGroupings.begin(), kGroupings.end(), grouping) - kGroupings.begin();
-  return bytes_of_groups(bits, reference.groups[static_cast<std::size_t>(which)],
-                         reference.packets);
-}
-
-// What one option costs, in the unit of the target.
-std::int64_t cost_at(const Target& target, const Footprint& reference, int bits,
-                     const Grouping& grouping) {
-  if (target.kind != Target::Kind::kBits) return bytes_at(reference, bits, grouping);
-  return reference.elements * bits;
-}
-
-std::vector<int> widths_for(const Target& target, const Bundle& bundle) {
-  std::vector<int> widths;
-  for (const int width : kCodeWidths)
-    if (width >= bundle.floor && width < 8 * bundle.root->reference.element_bytes)
-      widths.push_back(width);
-  // A mean of code widths has no place for tensors without codes.
-  if (target.kind != Target::Kind::kBits || widths.empty()) widths.push_back(kRawBits);
-  return widths;
-}
-
-std::int64_t allowance(const Target& target, const StepReference& reference,
-                       const std::vector<Bundle>& bundles) {
-  switch (target.kind) {
-    case Target::Kind::kBits: {
-      double elements = 0;
-      for (const Bundle& bundle : bundles)
-        elements += static_cast<double>(bundle.root->reference.elements);
-      return static_cast<std::int64_t>(target.value * elements);
-    }
-    case Target::Kind::kRatio:
-      return static_cast<std::int64_t>(static_cast<double>(reference.unique_bytes) / target.value) -
-             reference.fixed_bytes;
-    case Target::Kind::kBudget:
-      return static_cast<std::int64_t>(target.value) - reference.fixed_bytes;
-  }
-  return 0;
-}
 
 std::string mebibytes(double bytes) {
   char text[32];
@@ -211,12 +92,8 @@ int uniform_width(const SiteTable& sites, const StepReference& reference, const 
   std::int64_t least = 0;
   for (const int width : kCodeWidths) {
     std::int64_t bytes = 0;
-    for (const Bundle& bundle : bundles) {
-      const std::vector<int> widths = widths_for(target, bundle);
-      const int one = *std::find_if(widths.begin(), widths.end() - 1,
-                                    [&](int candidate) { return candidate >= width; });
-      bytes += bytes_at(bundle.root->reference, one, {});
-    }
+    for (const Bundle& bundle : bundles)
+      bytes += bytes_at(bundle.root->reference, width_from(target, bundle, width), {});
     if (width == kCodeWidths.front()) least = bytes;
     if (bytes <= allowed) best = width;
   }
@@ -232,38 +109,6 @@ struct Solution {
   double error = 0, uniform_error = 0;
 };
 
-// Kept as it is: for nothing where a mean or a ratio was asked for, which then holds for the rest.
-Option kept_option(const Target& target, const Bundle& bundle) {
-  const std::int64_t bytes = bytes_at(bundle.root->reference, kRawBits, {});
-  return {{kRawBits, {}}, bytes, target.kind == Target::Kind::kBudget ? bytes : 0, 0};
-}
-
-// Every way to keep a bundle. What was not measured has one width, the uniform one.
-std::vector<Option> options_for(const Target& target, const Bundle& bundle, int uniform) {
-  const Footprint& reference = bundle.root->reference;
-  std::vector<int> widths = widths_for(target, bundle);
-  if (!bundle.measured) widths = {uniform};
-  std::vector<Option> options;
-  for (const int width : widths)
-    options.push_back({{width, bundle.grouping()},
-                       bytes_at(reference, width, bundle.grouping()),
-                       cost_at(target, reference, width, bundle.grouping()),
-                       bundle.error(width)});
-  for (const Sensitivity::Offer& offer : bundle.offers()) {
-    const auto elements = static_cast<double>(reference.elements);
-    const auto bytes = static_cast<std::int64_t>(std::ceil(elements * offer.bits / 8));
-    // Where code widths count, an offer is as wide as groups that take the same bytes.
-    const double width = std::max(0.0, offer.bits - kHeaderBits);
-    options.push_back({{uniform, bundle.grouping(), offer.codec},
-                       bytes,
-                       target.kind == Target::Kind::kBits
-                           ? static_cast<std::int64_t>(std::ceil(elements * width))
-                           : bytes,
-                       bundle.error(bundle.ranked().offers_at) * offer.error});
-  }
-  return options;
-}
-
 Solution solve(SiteTable& sites, const StepReference& reference, const Target& target,
                std::int64_t step, const std::set<const Site*>& kept = {}) {
   Solution solution;
@@ -275,9 +120,7 @@ Solution solve(SiteTable& sites, const StepReference& reference, const Target& t
   std::vector<std::vector<Option>> options;
   std::int64_t least = 0;
   for (const Bundle& bundle : solution.bundles) {
-    const std::vector<int> widths = widths_for(target, bundle);
-    const int at_uniform = *std::find_if(widths.begin(), widths.end() - 1,
-                                         [&](int width) { return width >= uniform; });
+    const int at_uniform = width_from(target, bundle, uniform);
     solution.uniform_error += bundle.error(at_uniform);
     options.push_back(kept.contains(bundle.root) ? std::vector<Option>{kept_option(target, bundle)}
                                                  : options_for(target, bundle, at_uniform));
@@ -301,12 +144,8 @@ Solution solve(SiteTable& sites, const StepReference& reference, const Target& t
   return solution;
 }
 
-}  // namespace
-
-namespace {
-
-// Adds the sites with the largest errors, so many that what is left is no more than `most`. False
-// where all of them are kept already.
+// Adds the sites with the largest errors until the rest add up to no more than `most`. False if
+// that adds none.
 bool keep_worst(const Solution& solution, double most, std::set<const Site*>& kept) {
   std::vector<std::size_t> order(solution.bundles.size());
   std::iota(order.begin(), order.end(), 0);

@@ -2,12 +2,9 @@
 
 #include "torch/probe/probe.h"
 
-#include <ATen/Functions.h>
-#include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
 
 #include <algorithm>
-#include <cmath>
 #include <set>
 
 #include "torch/probe/closed_form.h"
@@ -19,76 +16,17 @@
 namespace backfold::torch_layer {
 namespace {
 
-// Stands in for what the first pass does not keep: that pass ends where backward begins.
-class NotKept : public Reader {
- public:
-  explicit NotKept(std::weak_ptr<Probe> probe) : probe_(std::move(probe)) {}
-  at::Tensor read() override {
-    if (const auto probe = probe_.lock()) probe->read_begins(nullptr);
-    TORCH_CHECK(false, "backfold: this pass of a probe has no backward");
-  }
-
- private:
-  const std::weak_ptr<Probe> probe_;
-};
-
-// Stands in for what cannot be folded, to see backward begin.
-class Watched : public Reader {
- public:
-  Watched(std::weak_ptr<Probe> probe, at::Tensor tensor)
-      : probe_(std::move(probe)), tensor_(std::move(tensor)) {}
-  at::Tensor read() override {
-    if (const auto probe = probe_.lock()) probe->read_begins(nullptr);
-    return tensor_;
-  }
-
- private:
-  const std::weak_ptr<Probe> probe_;
-  const at::Tensor tensor_;
-};
-
-// A tensor that comes back folded, from when its call has ended.
-class FoldedLater : public Reader {
- public:
-  FoldedLater(std::weak_ptr<Probe> probe, std::shared_ptr<ProbedCall> call, const Site& site,
-              at::Tensor tensor)
-      : probe_(std::move(probe)), call_(std::move(call)), site_(site), tensor_(std::move(tensor)) {}
-  at::Tensor read() override {
-    const auto probe = probe_.lock();
-    return probe ? probe->folded(tensor_, site_, call_->by) : tensor_;
-  }
-
- private:
-  const std::weak_ptr<Probe> probe_;
-  const std::shared_ptr<ProbedCall> call_;
-  const Site& site_;
-  const at::Tensor tensor_;
-};
-
 bool is_zero_exact(const Site& site) { return root_of(site).zero_exact; }
 
 at::Tensor without_history(const at::Tensor& tensor) {
   return tensor.is_leaf() ? tensor : tensor.tensor_data();
 }
 
-// Arguments whose gradients leave through an edge that is no leaf's.
-template <typename Function>
-void for_each_input(const RunningCall& call, const Function& function) {
-  for (const auto& [argument, position] : call.tensors) {
-    const at::Tensor tensor(c10::intrusive_ptr<c10::TensorImpl>::reclaim_copy(argument));
-    if (!tensor.defined() || !tensor.requires_grad() || !tensor.grad_fn() ||
-        !tensor.is_floating_point())
-      continue;
-    if (leads_to_leaf(tensor.grad_fn().get())) continue;
-    function(tensor, position);
-  }
-}
-
 }  // namespace
 
 c10::SmallVector<int, 4> Probe::widths(const Site& site) const {
-  // A floor of 6 is for tensors whose noise a formula amplifies: what it does here is measured,
-  // from 4 bits on. One of 8 is for what nobody knows.
+  // A floor of 6 marks tensors whose noise a formula amplifies. How much it does so here is
+  // measured, from 4 bits on. A floor of 8 marks tensors of unknown sensitivity.
   const int floor = site.floor <= 6 ? std::min(site.floor, 4) : site.floor;
   const int least = std::max({least_, floor, is_zero_exact(site) ? 2 : 1});
   c10::SmallVector<int, 4> widths;
@@ -107,41 +45,14 @@ bool is_foldable(const at::Tensor& tensor, const Site& site, const Demand& deman
   return root_of(site).reference.elements > 0;
 }
 
-at::Tensor Probed::read() {
-  if (again_) return folded_.defined() ? folded_ : tensor_;
-  const auto probe = probe_.lock();
-  if (!probe) return tensor_;
-  probe->read_begins(call_);
-  // What enters a product with a weight alone has no part in the gradients that go on.
-  if (!probe->is_noisy() || call_->closed_form) return tensor_;
-  const int bits = probe->width_now(site_);
-  if (bits == kRawBits) return tensor_;
-  return round_trip(tensor_, probe->format_of(site_, tensor_, bits), probe->next_key(), call_->by);
-}
-
 int Probe::width_now(const Site& site) const {
   return noise_width(site, root_of(site), is_zero_exact(site), unplanned_);
-}
-
-const at::Tensor& Probed::error_energies() {
-  if (!errors_->energies.defined()) {
-    const auto probe = probe_.lock();
-    std::vector<at::Tensor> energies;
-    for (const int bits : probe->widths(site_)) {
-      const at::Tensor folded =
-          round_trip(tensor_, probe->format_of(site_, tensor_, bits), probe->next_key());
-      energies.push_back(
-          energies_by_row(*call_->op, call_->arguments, difference(folded, tensor_)));
-    }
-    errors_->energies = at::stack(energies);
-  }
-  return errors_->energies;
 }
 
 std::shared_ptr<FoldedErrors> Probe::errors_of(const at::Tensor& tensor, const Site& site) {
   auto& known = folded_errors_[{tensor.storage().unsafeGetStorageImpl(), &root_of(site)}];
   auto errors = known.lock();
-  // Another view of the storage, or another shape of energies, is another matter.
+  // Another view of the storage, or another shape of energies, needs errors of its own.
   if (!errors || !same_elements(errors->tensor, tensor) || site.op->name == "aten::convolution") {
     errors = std::make_shared<FoldedErrors>();
     errors->tensor = tensor.tensor_data();
@@ -154,7 +65,7 @@ void Probe::begin(Pass pass) {
   pass_ = pass;
   if (noisy_) gains_.want();
   backward_began_ = false;
-  seen_.clear();
+  tangents_.begin();
   if (pass == Pass::kFolded) calls_.clear();
 }
 
@@ -172,52 +83,20 @@ GroupFormat Probe::format_of(const Site& site, const at::Tensor& tensor, int bit
   return format_with(site, tensor, choice);
 }
 
-void Probe::note_moved(const RunningCall& call, Site& site) {
-  Moved moved{call.op, {}};
-  for_each_input(call, [&](const at::Tensor& tensor, int) {
-    moved.inputs.emplace_back(tensor.tensor_data(), tensor._version());
-  });
-  moved_.emplace(std::pair(&site, seen_[&site]++), std::move(moved));
-}
-
-void Probe::take_tangents(const RunningCall& call, Site& site, ProbedCall& record) {
-  const auto found = moved_.find({&site, seen_[&site]++});
-  const bool known = found != moved_.end() && found->second.op == call.op;
-  std::size_t i = 0;
-  for_each_input(call, [&](const at::Tensor& tensor, int position) {
-    ProbedInput input{
-        tensor.grad_fn().get(), static_cast<std::uint32_t>(tensor.output_nr()), position, {}};
-    if (known && i < found->second.inputs.size()) {
-      auto& [there, version] = found->second.inputs[i];
-      if (there.is_same_size(tensor) && there._version() == version) {
-        // The tangents of a network together are as large as what it saves: half of that will do.
-        // They stay epsilon times too large until they were summed.
-        const bool wide = tensor.scalar_type() == at::kDouble;
-        // What is infinite in both (a mask) does not move.
-        input.tangent = difference(there, tensor.tensor_data())
-                            .to(wide ? at::kFloat : at::kBFloat16)
-                            .nan_to_num_(0, 0, 0);
-      }
-      there.reset();
-    }
-    if (!input.tangent.defined()) gains_.want();
-    record.inputs.push_back(std::move(input));
-    ++i;
-  });
-  if (known) moved_.erase(found);
-}
-
 std::shared_ptr<ProbedCall> Probe::call_record(RunningCall& call, Site& site) {
   if (call.note >= 0) return calls_[static_cast<std::size_t>(call.note)];
   auto record = std::make_shared<ProbedCall>();
   record->op = call.op;
   if (pass_ == Pass::kClean) {
-    // In the user's own step arguments are not kept: they would be alive, and exact, in backward.
+    // In the user's own step, arguments are not kept: they would stay alive until backward.
     record->closed_form = has_closed_form(call, site);
     if (record->closed_form) {
       record->arguments = call.arguments;
     } else {
-      take_tangents(call, site, *record);
+      record->inputs = tangents_.take(call, site);
+      const bool all_known = std::all_of(record->inputs.begin(), record->inputs.end(),
+                                         [](const auto& one) { return one.tangent.defined(); });
+      if (!all_known) gains_.want();
     }
   }
   call.note = static_cast<std::int64_t>(calls_.size());
@@ -244,13 +123,13 @@ void Probe::add_relative_errors(const at::Tensor& tensor, Site& site,
                                 const std::shared_ptr<ProbedCall>& call) {
   gains_.want();
   const at::Tensor norm = norm_of(tensor.tensor_data());
-  std::vector<Relative> all;  // widths, or none
+  std::vector<RelativeError> all;  // added only if every width was measured
   for (const int bits : widths(site)) {
     const GroupFormat format = format_with(site, tensor, {bits, {}});
     all.push_back({&site, bits, call, norm,
                    norm_of(difference(round_trip(tensor, format, next_key()), tensor))});
   }
-  relatives_.insert(relatives_.end(), all.begin(), all.end());
+  measurements_.add(all);
 }
 
 Saved Probe::save(const at::Tensor& tensor, Site& site, const Demand& demand, RunningCall& call,
@@ -261,7 +140,7 @@ Saved Probe::save(const at::Tensor& tensor, Site& site, const Demand& demand, Ru
   std::shared_ptr<Reader> kept;
   if (pass_ == Pass::kMoved) {
     if (foldable && call.note < 0) {
-      if (!has_closed_form(call, site)) note_moved(call, site);
+      if (!has_closed_form(call, site)) tangents_.note(call, site);
       call.note = 0;
     }
     kept = std::make_shared<NotKept>(weak_from_this());
@@ -317,7 +196,7 @@ std::shared_ptr<StandIn> Probe::note(const at::Tensor& tensor, Site& site, const
     const auto record = call_record(call, site);
     add_relative_errors(tensor, site, record);
     if (!again) return stand_in;
-    // Of what a call saves twice there is one packet, so one copy.
+    // A tensor that a call saves twice has one packet, so one copy.
     const auto same = std::find_if(
         record->outside.begin(), record->outside.end(),
         [&](const OutsideSaved& one) { return one.source == tensor.unsafeGetTensorImpl(); });
@@ -347,7 +226,7 @@ bool Probe::watches_nodes() const {
 
 void Probe::call_begins(const RunningCall& call) {
   if (!watches_nodes()) return;
-  // Nodes of Python functions are seen where somebody takes what they made.
+  // Nodes of Python functions are seen only when a later call takes their results.
   for (const auto& [argument, position] : call.tensors)
     watch(at::Tensor(c10::intrusive_ptr<c10::TensorImpl>::reclaim_copy(argument)), nullptr);
 }
@@ -384,7 +263,7 @@ void Probe::read_begins(const std::shared_ptr<ProbedCall>& call) {
 
 void Probe::add(Measurement measurement) {
   const std::lock_guard lock(mutex_);
-  measurements_.push_back(std::move(measurement));
+  measurements_.add(std::move(measurement));
 }
 
 void Probe::record_gains(const torch::autograd::Node& node, const std::vector<at::Tensor>& inputs,
@@ -400,86 +279,21 @@ int Probe::finish_own(double rest, const std::vector<at::Tensor>& tangents, doub
   std::set<const Site*> measured;
   for (Outside::Energy& one : outside_.finish(tangents, epsilon)) {
     measured.insert(one.site);
-    measurements_.push_back({one.site,
-                             {one.bits},
-                             Sensitivity::Estimate::kRerun,
-                             std::move(one.norm),
-                             true,
-                             one.factor});
+    measurements_.add({one.site,
+                       {one.bits},
+                       Sensitivity::Estimate::kRerun,
+                       std::move(one.norm),
+                       true,
+                       one.factor});
   }
-  std::erase_if(relatives_, [&](const Relative& one) { return measured.contains(one.site); });
+  measurements_.drop_relative(measured);
   gains_.settle(rest);
-  return write_tables(1);
+  return measurements_.write_tables(gains_, rankings_, 1);
 }
 
 int Probe::finish(double scale) {
   gains_.settle(0);
-  return write_tables(scale);
-}
-
-int Probe::write_tables(double scale) {
-  // What is small was kept as it is: its norms are taken all at once.
-  std::map<std::string, std::vector<Measurement*>> open;
-  for (Measurement& one : measurements_)
-    if (!one.summed) open[one.values.device().str()].push_back(&one);
-  for (const auto& [device, measurements] : open) {
-    std::vector<at::Tensor> values;
-    for (const Measurement* one : measurements) values.push_back(one->values);
-    const std::vector<at::Tensor> norms = at::_foreach_norm(values, 2);
-    for (std::size_t k = 0; k < norms.size(); ++k) measurements[k]->values = norms[k];
-  }
-  std::vector<at::Tensor> all;
-  for (const Measurement& one : measurements_) all.push_back(one.values);
-  for (const Relative& one : relatives_) {
-    all.push_back(one.norm);
-    all.push_back(one.of_error);
-  }
-  const std::vector<double> values = all.empty() ? std::vector<double>() : read_energies(all);
-
-  std::map<Site*, Sensitivity> measured;
-  const auto enter = [&](Site* site, int bits, Sensitivity::Estimate estimate, double energy) {
-    Sensitivity& sensitivity = measured[site];
-    sensitivity.estimate = std::max(sensitivity.estimate, estimate);
-    auto at = std::find_if(sensitivity.errors.begin(), sensitivity.errors.end(),
-                           [&](const auto& entry) { return entry.first == bits; });
-    if (at == sensitivity.errors.end()) {
-      sensitivity.errors.emplace_back(bits, 0.0);
-      at = sensitivity.errors.end() - 1;
-    }
-    at->second += energy * scale;
-  };
-  std::size_t i = 0;
-  for (const Measurement& one : measurements_) {
-    const double gain = one.via    ? gains_.of(one.via)
-                        : one.into ? gains_.amplification(one.into)
-                                   : 1;
-    for (const int bits : one.bits)
-      enter(one.site, bits, one.via ? Sensitivity::Estimate::kSignalGain : one.estimate,
-            values[i++] * gain * one.factor * one.factor);
-  }
-  for (const Relative& one : relatives_) {
-    const double energy = values[i++], of_error = values[i++];
-    if (one.call->node && energy > 0)
-      enter(one.site, one.bits, Sensitivity::Estimate::kSignalGain,
-            of_error / energy * gains_.sent_by(one.call->node));
-  }
-  for (auto& [site, sensitivity] : measured) {
-    // An error without a number says nothing: what was known stays.
-    if (std::any_of(sensitivity.errors.begin(), sensitivity.errors.end(),
-                    [](const auto& entry) { return !std::isfinite(entry.second); }))
-      continue;
-    std::sort(sensitivity.errors.begin(), sensitivity.errors.end());
-    if (const Site& root = root_of(*site); rankings_.knows(root)) {
-      auto [estimate, errors] = std::pair(sensitivity.estimate, std::move(sensitivity.errors));
-      sensitivity = rankings_.table(root);
-      sensitivity.estimate = estimate;
-      sensitivity.errors = std::move(errors);
-    }
-    site->sensitivity = sensitivity;
-  }
-  measurements_.clear();
-  relatives_.clear();
-  return static_cast<int>(measured.size());
+  return measurements_.write_tables(gains_, rankings_, scale);
 }
 
 }  // namespace backfold::torch_layer

@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "torch/plan/bundles.h"
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+
+namespace backfold::torch_layer {
+namespace {
+
+// Steps after which a site that none of them saved to is forgotten.
+constexpr std::int64_t kForgotten = 1000;
+
+bool is_current(const Site& site, std::int64_t step) {
+  return site.reference.elements > 0 && !site.alive && site.last_step > step - kForgotten;
+}
+
+// What one width costs, in the unit of the target.
+std::int64_t cost_at(const Target& target, const Footprint& reference, int bits,
+                     const Grouping& grouping) {
+  if (target.kind != Target::Kind::kBits) return bytes_at(reference, bits, grouping);
+  return reference.elements * bits;
+}
+
+std::vector<int> widths_for(const Target& target, const Bundle& bundle) {
+  std::vector<int> widths;
+  for (const int width : kCodeWidths)
+    if (width >= bundle.floor && width < 8 * bundle.root->reference.element_bytes)
+      widths.push_back(width);
+  // Unfolded tensors have no codes, so a mean width of codes cannot count them.
+  if (target.kind != Target::Kind::kBits || widths.empty()) widths.push_back(kRawBits);
+  return widths;
+}
+
+}  // namespace
+
+void Bundle::add(const Site& site) {
+  // Nothing is known of widths below the narrowest one measured. If none was, the floor applies.
+  const auto& errors = site.sensitivity.errors;
+  measured |= !errors.empty();
+  floor = std::max(
+      {floor, errors.empty() ? site.floor : errors.front().first, site.zero_exact ? 2 : 1});
+}
+
+double Bundle::error(int bits) const {
+  double sum = error_at(root->sensitivity, bits);
+  for (const Site* rider : riders) sum += error_at(rider->sensitivity, bits);
+  return sum;
+}
+
+const Sensitivity& Bundle::ranked() const {
+  for (const Site* rider : riders)
+    if (root->sensitivity.errors.empty() && !rider->sensitivity.errors.empty())
+      return rider->sensitivity;
+  return root->sensitivity;
+}
+
+const c10::SmallVector<Sensitivity::Offer, 1>& Bundle::offers() const {
+  static const c10::SmallVector<Sensitivity::Offer, 1> none;
+  const auto fine = [](const Site* site) { return site->floor > 0 || site->zero_exact; };
+  const bool open = measured && !fine(root) && std::none_of(riders.begin(), riders.end(), fine);
+  return open ? ranked().offers : none;
+}
+
+std::vector<Bundle> bundles_of(SiteTable& sites, std::int64_t step) {
+  std::map<const Site*, std::size_t> index;
+  std::vector<Bundle> bundles;
+  for (Site& site : sites.sites()) {
+    if (site.root || site.rule != -1 || !is_current(site, step)) continue;
+    index.emplace(&site, bundles.size());
+    Bundle bundle;
+    bundle.root = &site;
+    bundle.add(site);
+    bundles.push_back(std::move(bundle));
+  }
+  for (Site& site : sites.sites()) {
+    const auto found = index.find(site.root);
+    if (!site.root || found == index.end()) continue;
+    Bundle& bundle = bundles[found->second];
+    bundle.riders.push_back(&site);
+    bundle.add(site);
+  }
+  // The order in which sites were first seen must not matter.
+  std::sort(bundles.begin(), bundles.end(),
+            [](const Bundle& a, const Bundle& b) { return a.root->name < b.root->name; });
+  return bundles;
+}
+
+std::int64_t bytes_at(const Footprint& reference, int bits, const Grouping& grouping) {
+  if (bits == kRawBits) return reference.elements * reference.element_bytes;
+  const auto which = std::find(kGroupings.begin(), kGroupings.end(), grouping) - kGroupings.begin();
+  return bytes_of_groups(bits, reference.groups[static_cast<std::size_t>(which)],
+                         reference.packets);
+}
+
+int width_from(const Target& target, const Bundle& bundle, int least) {
+  const std::vector<int> widths = widths_for(target, bundle);
+  return *std::find_if(widths.begin(), widths.end() - 1,
+                       [least](int width) { return width >= least; });
+}
+
+std::vector<Option> options_for(const Target& target, const Bundle& bundle, int uniform) {
+  const Footprint& reference = bundle.root->reference;
+  std::vector<int> widths = widths_for(target, bundle);
+  if (!bundle.measured) widths = {uniform};
+  std::vector<Option> options;
+  for (const int width : widths)
+    options.push_back({{width, bundle.grouping()},
+                       bytes_at(reference, width, bundle.grouping()),
+                       cost_at(target, reference, width, bundle.grouping()),
+                       bundle.error(width)});
+  for (const Sensitivity::Offer& offer : bundle.offers()) {
+    const auto elements = static_cast<double>(reference.elements);
+    const auto bytes = static_cast<std::int64_t>(std::ceil(elements * offer.bits / 8));
+    // A target of code widths counts an offer as groups that take the same bytes.
+    const double width = std::max(0.0, offer.bits - kHeaderBits);
+    options.push_back({{uniform, bundle.grouping(), offer.codec},
+                       bytes,
+                       target.kind == Target::Kind::kBits
+                           ? static_cast<std::int64_t>(std::ceil(elements * width))
+                           : bytes,
+                       bundle.error(bundle.ranked().offers_at) * offer.error});
+  }
+  return options;
+}
+
+Option kept_option(const Target& target, const Bundle& bundle) {
+  const std::int64_t bytes = bytes_at(bundle.root->reference, kRawBits, {});
+  return {{kRawBits, {}}, bytes, target.kind == Target::Kind::kBudget ? bytes : 0, 0};
+}
+
+std::int64_t allowance(const Target& target, const StepReference& reference,
+                       const std::vector<Bundle>& bundles) {
+  switch (target.kind) {
+    case Target::Kind::kBits: {
+      double elements = 0;
+      for (const Bundle& bundle : bundles)
+        elements += static_cast<double>(bundle.root->reference.elements);
+      return static_cast<std::int64_t>(target.value * elements);
+    }
+    case Target::Kind::kRatio:
+      return static_cast<std::int64_t>(static_cast<double>(reference.unique_bytes) / target.value) -
+             reference.fixed_bytes;
+    case Target::Kind::kBudget:
+      return static_cast<std::int64_t>(target.value) - reference.fixed_bytes;
+  }
+  return 0;
+}
+
+}  // namespace backfold::torch_layer

@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What a plan chooses among: bundles of sites that share a packet, the options for keeping each,
+// and what an option costs.
+
+#ifndef BACKFOLD_TORCH_PLAN_BUNDLES_H_
+#define BACKFOLD_TORCH_PLAN_BUNDLES_H_
+
+#include <c10/util/SmallVector.h>
+
+#include <cstdint>
+#include <vector>
+
+#include "torch/capture/site.h"
+#include "torch/plan/plan.h"
+
+namespace backfold::torch_layer {
+
+// Bits that a group's header adds to each of its elements.
+inline constexpr double kHeaderBits = 0.25;
+
+// Sites that share a packet, and what is known of them together.
+struct Bundle {
+  Site* root = nullptr;
+  std::vector<Site*> riders;
+  int floor = 1;
+  bool measured = false;
+
+  void add(const Site& site);
+  double error(int bits) const;
+  // The table that says which grouping and codecs suit the packet.
+  const Sensitivity& ranked() const;
+  Grouping grouping() const { return ranked().grouping; }
+  // Codecs of the menu. None if any site reads the packet finely or for its signs.
+  const c10::SmallVector<Sensitivity::Offer, 1>& offers() const;
+};
+
+// The bundles that recent steps saved, sorted by the name of their root.
+std::vector<Bundle> bundles_of(SiteTable& sites, std::int64_t step);
+
+// One way to keep a bundle.
+struct Option {
+  Choice choice;
+  std::int64_t bytes = 0, cost = 0;  // cost is in the unit of the target
+  double error = 0;
+};
+
+std::int64_t bytes_at(const Footprint& reference, int bits, const Grouping& grouping);
+
+// The narrowest width from `least` up that the bundle allows, or its widest if all are narrower.
+int width_from(const Target& target, const Bundle& bundle, int least);
+
+// Every option for a bundle. One that was not measured has a single width, `uniform`.
+std::vector<Option> options_for(const Target& target, const Bundle& bundle, int uniform);
+
+// The bundle kept unfolded. That costs nothing against a target of bits or ratio, which then holds
+// for the other bundles only.
+Option kept_option(const Target& target, const Bundle& bundle);
+
+// What all bundles together may cost, in the unit of the target.
+std::int64_t allowance(const Target& target, const StepReference& reference,
+                       const std::vector<Bundle>& bundles);
+
+}  // namespace backfold::torch_layer
+
+#endif  // BACKFOLD_TORCH_PLAN_BUNDLES_H_

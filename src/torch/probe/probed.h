@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What a probe keeps of a call that saved something foldable, and what autograd holds in place of
+// the saved tensors while a probe runs.
+
+#ifndef BACKFOLD_TORCH_PROBE_PROBED_H_
+#define BACKFOLD_TORCH_PROBE_PROBED_H_
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/ivalue.h>
+#include <torch/csrc/autograd/function.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "torch/capture/calls.h"
+#include "torch/capture/site.h"
+#include "torch/probe/outside.h"
+#include "torch/reads/norms.h"
+#include "torch/store/saved.h"
+
+namespace backfold::torch_layer {
+
+class Probe;
+class Probed;
+
+// An input of a call, identified by the edge that its gradient leaves through.
+struct ProbedInput {
+  const torch::autograd::Node* function = nullptr;
+  std::uint32_t number = 0;
+  int slot = 0;
+  at::Tensor tangent;  // undefined if unknown
+};
+
+// A call that saved something foldable.
+struct ProbedCall {
+  const Operator* op = nullptr;
+  bool closed_form = false;            // needs neither tangents nor a second run
+  std::vector<c10::IValue> arguments;  // only if the closed form reads them
+  std::vector<ProbedInput> inputs;
+  std::vector<std::weak_ptr<Probed>> saved;  // owned by the graph
+  std::vector<OutsideSaved> outside;         // in the user's own step
+  // For a norm: its input, until its statistics are known, and then how it normalises.
+  std::optional<NormCall> norm;
+  at::Tensor norm_input;
+  Site* norm_site = nullptr;
+  std::optional<Normalisation> by;
+  const torch::autograd::Node* node = nullptr;
+};
+
+// Error energies of one tensor, shared by all calls that save it.
+struct FoldedErrors {
+  at::Tensor tensor;  // keeps its memory from being reused
+  at::Tensor energies;
+};
+
+// A foldable tensor, kept unfolded. Reads while its node is run again may return it folded.
+class Probed : public Reader {
+ public:
+  Probed(std::weak_ptr<Probe> probe, std::shared_ptr<ProbedCall> call, Site& site,
+         at::Tensor tensor, std::shared_ptr<FoldedErrors> errors)
+      : probe_(std::move(probe)),
+        call_(std::move(call)),
+        site_(site),
+        tensor_(std::move(tensor)),
+        errors_(std::move(errors)) {}
+
+  // For a call with a closed form: error energies by width and row. Computed once.
+  const at::Tensor& error_energies();
+
+  at::Tensor read() override;
+
+  Site& site() const { return site_; }
+  const at::Tensor& tensor() const { return tensor_; }
+  // Brackets a second run of its node. In between, read() returns what fold() was last given, or
+  // the tensor itself.
+  void begin_again() { again_ = true; }
+  void fold(at::Tensor folded) { folded_ = std::move(folded); }
+  void end_again() {
+    again_ = false;
+    folded_.reset();
+  }
+
+ private:
+  const std::weak_ptr<Probe> probe_;
+  const std::shared_ptr<ProbedCall> call_;
+  Site& site_;
+  const at::Tensor tensor_;
+  const std::shared_ptr<FoldedErrors> errors_;
+  bool again_ = false;
+  at::Tensor folded_;
+};
+
+// Stands in for a tensor of the first pass, which keeps nothing and ends where backward begins.
+class NotKept : public Reader {
+ public:
+  explicit NotKept(std::weak_ptr<Probe> probe) : probe_(std::move(probe)) {}
+  at::Tensor read() override;
+
+ private:
+  const std::weak_ptr<Probe> probe_;
+};
+
+// A tensor that cannot be folded. Tells the probe that backward has begun.
+class Watched : public Reader {
+ public:
+  Watched(std::weak_ptr<Probe> probe, at::Tensor tensor)
+      : probe_(std::move(probe)), tensor_(std::move(tensor)) {}
+  at::Tensor read() override;
+
+ private:
+  const std::weak_ptr<Probe> probe_;
+  const at::Tensor tensor_;
+};
+
+// A tensor that is folded when it is read, by which time its call has ended.
+class FoldedLater : public Reader {
+ public:
+  FoldedLater(std::weak_ptr<Probe> probe, std::shared_ptr<ProbedCall> call, const Site& site,
+              at::Tensor tensor)
+      : probe_(std::move(probe)), call_(std::move(call)), site_(site), tensor_(std::move(tensor)) {}
+  at::Tensor read() override;
+
+ private:
+  const std::weak_ptr<Probe> probe_;
+  const std::shared_ptr<ProbedCall> call_;
+  const Site& site_;
+  const at::Tensor tensor_;
+};
+
+}  // namespace backfold::torch_layer
+
+#endif  // BACKFOLD_TORCH_PROBE_PROBED_H_
