@@ -37,10 +37,10 @@ if(BACKFOLD_TORCH_RELEASE VERSION_LESS BACKFOLD_OLDEST_TORCH)
   message(FATAL_ERROR "${works}.")
 elseif(BACKFOLD_TORCH_RELEASE VERSION_GREATER BACKFOLD_NEWEST_TORCH)
   if(NOT "$ENV{BACKFOLD_ANY_TORCH}" STREQUAL "1")
-    message(FATAL_ERROR "${works}, with which nobody has tried it. To try it, set BACKFOLD_ANY_TORCH=1 in the \
-environment, when building and when importing.")
+    message(FATAL_ERROR "${works}, which is newer than any version Backfold was tested with. To try it, set \
+BACKFOLD_ANY_TORCH=1 in the environment, when building and when importing.")
   endif()
-  message(WARNING "${works}: BACKFOLD_ANY_TORCH=1 tries it.")
+  message(WARNING "${works}, which is newer; continuing because of BACKFOLD_ANY_TORCH=1.")
 endif()
 message(STATUS "Backfold: torch ${BACKFOLD_TORCH_VERSION}")
 

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Codecs by name, and the places that they are for.
+// Codecs by name, and the places they apply to.
 //
 //   backfold::Controller fold(*model, {.codec = {{{.path = "encoder.*"}, codecs::Pool{4}},
 //                                                {{.op = "aten::addmm"}, codecs::Project{8, 2}}}});
 //
-// The first rule whose selector matches a saved tensor says how it is kept; everything else stays
-// with the plan. Codecs are for tensors whose values backward reads: what is enough as signs, bits
-// or indices stays that, and exact, whatever the codec.
+// The first rule whose selector matches a saved tensor decides how it is kept; the plan decides on
+// all others. Codecs apply to tensors whose values backward reads. A tensor that is needed only as
+// signs, bits or indices is kept as those, exactly, whatever the codec.
 
 #ifndef BACKFOLD_CODECS_H_
 #define BACKFOLD_CODECS_H_
@@ -23,8 +23,8 @@ namespace backfold {
 
 namespace codecs {
 
-// The group quantizer at one width: unbiased. With `per_sample` samples (of the first dimension)
-// get widths of their own, `bits` on average, the widest those with the largest ranges (ActNN).
+// The group quantizer at one width: unbiased. With `per_sample`, each sample (of the first
+// dimension) gets its own width, `bits` on average; larger ranges get more bits (ActNN).
 struct Quantize {
   int bits = 4;
   bool per_sample = false;
@@ -35,20 +35,21 @@ struct Pool {
   int block = 4;
 };
 
-// Averages of blocks, and what is left in a few bits: unbiased (DIVISION).
+// Averages of blocks, and the residual in a few bits: unbiased (DIVISION).
 struct PoolResidual {
   int block = 8;
   int bits = 2;
 };
 
-// A random projection of the last dimension to a `ratio`th, in a few bits: unbiased (EXACT).
+// A random projection of the last dimension to 1 / `ratio` of its size, in a few bits: unbiased
+// (EXACT).
 struct Project {
   int ratio = 8;
   int bits = 2;
 };
 
-// One range for each channel that follows the tensor from step to step, widened where a step goes
-// beyond it: unbiased (Mesa).
+// One range per channel that follows the tensor from step to step, widened for a step that exceeds
+// it: unbiased (Mesa).
 struct RunningRange {
   int bits = 8;
   double decay = 0.9;
@@ -59,10 +60,10 @@ struct FewBit {
   int bits = 3;
 };
 
-// Only what stays exact.
+// Folds only what can be folded exactly.
 struct Exact {};
 
-// By reference, as without Backfold.
+// Keeps the tensor by reference, as without Backfold.
 struct Keep {};
 
 }  // namespace codecs
@@ -70,7 +71,7 @@ struct Keep {};
 using Codec = std::variant<codecs::Quantize, codecs::Pool, codecs::PoolResidual, codecs::Project,
                            codecs::RunningRange, codecs::FewBit, codecs::Exact, codecs::Keep>;
 
-// "Pool(block=4)", as Python writes it.
+// "Pool(block=4)", as in Python.
 std::string describe(const Codec& codec);
 
 bool is_biased(const Codec& codec);
@@ -78,23 +79,24 @@ bool is_biased(const Codec& codec);
 // Raises ValueError naming the argument, its value and what is allowed.
 void check_codec(const Codec& codec);
 
-// Which saved tensors a rule is for; what is left out matches everything.
+// Which saved tensors a rule applies to. A field that is left out matches everything.
 struct Selector {
   std::string path = {};  // of the part of the model, a shell pattern
-  // Operator or autograd.Function that saves it, a shell pattern: "aten::gelu", "FlashAttnFunc".
+  // Operator or autograd.Function that saves the tensor, a shell pattern: "aten::gelu",
+  // "FlashAttnFunc".
   std::string op = {};
-  std::optional<at::ScalarType> type = {};  // of its elements
-  std::int64_t min_bytes = 0;               // that autograd would keep for it
+  std::optional<at::ScalarType> type = {};  // of the elements
+  std::int64_t min_bytes = 0;               // that autograd alone would keep for the tensor
 };
 
-// Raises ValueError naming the part, its value and what is allowed.
+// Raises ValueError naming the field, its value and what is allowed.
 void check_selector(const Selector& where);
 
 struct CodecRule {
   Selector where = {};
   Codec codec = {};
-  // Whether a tensor that the codec is not for raises ValueError. If not, and where the selector
-  // matches everything, such a tensor stays with the plan.
+  // Whether a tensor that the codec does not fit raises ValueError. If not, or if the selector
+  // matches everything, the plan decides on such a tensor.
   bool strict = true;
 };
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a step kept for backward: by whom, how, and why.
+// What a step kept for backward: where, how, and why.
 
 #ifndef BACKFOLD_REPORT_H_
 #define BACKFOLD_REPORT_H_
@@ -14,55 +14,55 @@ namespace backfold {
 
 // One place that saves tensors. Sizes are in bytes.
 struct ReportRow {
-  std::string module;  // path of the module, empty outside of all
+  std::string module;  // path of the module, empty outside of all modules
   std::string op;      // "aten::addmm"
-  std::string slot;    // argument of the operator, or "result.0" for what it made
+  std::string slot;    // argument of the operator, or "result.0" for its first result
   int occurrence = 0;  // among the saves of this op and slot in one call of the module
   std::int64_t saves = 0;
-  std::int64_t saved_bytes = 0;      // what autograd alone would keep, save by save
-  std::int64_t unique_bytes = 0;     // memory that no save before it kept
-  std::int64_t held_bytes = 0;       // kept now, beyond what is alive anyway
-  std::int64_t duplicate_bytes = 0;  // served by what an earlier save kept
+  std::int64_t saved_bytes = 0;      // that autograd alone would keep, counting every save
+  std::int64_t unique_bytes = 0;     // the same, counting memory only for its first save
+  std::int64_t held_bytes = 0;       // kept now, without memory that is alive anyway
+  std::int64_t duplicate_bytes = 0;  // covered by what an earlier save kept
   std::string kind;                  // "lossy", "predicate", "alive", ...; of the largest save
   int bits = 0;                      // of a code
   double stored_bits = 0;            // per element, headers included
   std::string layout;                // of the groups: "flat", "rotated", "strided 1", "strided 2"
   std::string estimate;              // how its sensitivity was found: "re-run", "closed form", ...
-  double error = 0;                  // energy that it is expected to add to the gradient
+  double error = 0;                  // expected error energy that it adds to the gradient
   std::string reason;
 };
 
 // What the last plan expects.
 struct ReportPlan {
   std::int64_t step = 0;        // after which it was made
-  std::int64_t sites = 0;       // that were measured
-  std::int64_t held_bytes = 0;  // of the largest step
+  std::int64_t sites = 0;       // places measured
+  std::int64_t held_bytes = 0;  // in the largest step
   double mean_bits = 0;         // of a code, over the elements of lossy tensors
-  double error = 0;             // energy added to the gradient
-  double uniform_error = 0;     // the same with one width everywhere that takes no more
-  // Places that are kept as they are, whatever was asked for: rounded, they would have added more
+  double error = 0;             // error energy added to the gradient
+  double uniform_error = 0;     // the same with one width everywhere that takes no more memory
+  // Places kept unfolded whatever the target, because rounding them would have added more energy
   // to the gradient than it has itself.
   std::vector<std::string> kept;
 };
 
 struct Report {
   std::int64_t step = 0;
-  bool folded = true;  // false where nothing was packed, only counted
-  // Sums over the rows that are no parameters.
+  bool folded = true;  // false if nothing was packed, only counted
+  // Sums over all rows except parameters.
   std::int64_t saved_bytes = 0, unique_bytes = 0, held_bytes = 0, alive_bytes = 0;
-  // Allocated between the beginning and the end of the block, beyond what is held: tensors that
-  // autograd does not show (attributes of a custom function's ctx), and results that live on.
+  // Allocated between the beginning and the end of the block, beyond what is held: tensors hidden
+  // from autograd (attributes of a custom function's ctx), and results that stay alive.
   std::optional<std::int64_t> unseen_bytes;
   std::optional<ReportPlan> plan;
-  // The error that the plan expects / the gradient's own variance from step to step, as last
-  // looked at.
+  // The error that the plan expects / the gradient's own variance from step to step, when last
+  // estimated.
   std::optional<double> noise;
   std::vector<ReportRow> rows;  // largest first
 
   // A table that fits a terminal, by module and operator. At most `rows` lines; 0 means all.
   std::string text(std::size_t rows = 30) const;
 
-  // Everything, in bytes, place by place, largest first; null for a number that is not finite.
+  // Everything, place by place, largest first, in bytes; null for numbers that are not finite.
   std::string json() const;
 };
 

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Backfold folds the activations of PyTorch training away until backward needs them.
+"""Backfold folds the activations of PyTorch training until backward needs them.
 
 >>> import torch, backfold
 >>> model = torch.nn.Sequential(torch.nn.Linear(256, 1024), torch.nn.GELU())
 >>> fold = backfold.Controller(model, bits=4)
->>> with fold:  # forward: exact; what backward needs is folded away
+>>> with fold:  # forward is exact; what backward needs is folded
 ...     loss = model(torch.randn(512, 256)).square().mean()
 >>> loss.backward()
 >>> report = fold.report().to_dict()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What one call of a model takes, reads and changes, copied so that it can happen again."""
+"""Copies of what one call of a model takes, reads and changes, so that it can be repeated."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from backfold._module_state import ModuleState, Writes
 
 
 class Arguments:
-    """Arguments of a call, copied so that later changes in place do not matter.
+    """Arguments of a call, copied so that later in-place changes do not matter.
 
-    `shared` and modules elsewhere in the arguments are not copied.
+    The objects in `shared`, and modules anywhere in the arguments, are not copied.
     """
 
     def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any], shared: list[Any]) -> None:
@@ -42,7 +42,7 @@ class Arguments:
         return part
 
     def copies(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """For one call, which may change them. Gradients go to the originals."""
+        """Copies for one call, which may change them. Gradients go to the originals."""
         return self._mapped(torch.Tensor.clone)
 
     def _mapped(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
@@ -63,11 +63,11 @@ def _as_leaf(tensor: torch.Tensor, rows: int | None = None) -> torch.Tensor:
 
 
 class State:
-    """What a forward pass reads and may change beside its arguments, as it is now.
+    """The current state of what a forward pass reads and may change, apart from its arguments.
 
     Attributes:
-        tensors: parameters, and what modules hold beside parameters and buffers, by name. What is
-            written to them is a matter of `Writes`.
+        tensors: parameters, and tensors that modules hold beside parameters and buffers, by name.
+            They are not copied here; `Writes` restores them.
     """
 
     def __init__(self, model: torch.nn.Module, devices: set[torch.device]) -> None:
@@ -106,17 +106,17 @@ class State:
             set_state(state)
 
     def restore_members(self) -> None:
-        """Brings back which parameters and modules there are."""
+        """Restores which parameters and modules there are."""
         self._attributes.restore_members()
 
     def changed_for_good(self) -> list[str]:
-        """Names of attributes that have changed since and are not brought back."""
+        """Names of attributes that have changed since and are not restored."""
         return self._attributes.changed_for_good()
 
     def same_versions(self) -> AbstractContextManager[None]:
-        """For a block at whose end buffers are restored, and `tensors` are what they were.
+        """Preserves version counters over a block that leaves buffers and `tensors` unchanged.
 
-        A graph of the user's may have saved one that a run of the model writes in between.
+        The user's graph may have saved one of them that a run of the model writes in between.
         """
         tensors = [*(buffer for buffer, _ in self._buffers), *self.tensors.values()]
         return torch.autograd.grad_mode._unsafe_preserve_version_counter(
@@ -126,7 +126,7 @@ class State:
 
 @contextmanager
 def undone(model: torch.nn.Module) -> Iterator[None]:
-    """A block after which the model, but for gradients, and generators are what they were."""
+    """A block after which the model, except for gradients, and the generators are restored."""
     state = State(model, {tensor.device for tensor in (*model.parameters(), *model.buffers())})
     with state.same_versions(), Writes(state.tensors).undone():
         try:
@@ -137,7 +137,7 @@ def undone(model: torch.nn.Module) -> Iterator[None]:
 
 
 class Autocast:
-    """The state of autocast, as it is now."""
+    """The current state of autocast."""
 
     def __init__(self, device_types: set[str]) -> None:
         self._types = {
@@ -183,7 +183,7 @@ def _is_script(module: torch.nn.Module) -> bool:
 
 
 def _is_writable(buffer: torch.Tensor) -> bool:
-    """False where nobody can write in place, as where elements share memory."""
+    """False if it cannot be written in place, for example because elements share memory."""
     if buffer.layout != torch.strided or buffer.is_inference():
         return False
     return all(
@@ -196,7 +196,7 @@ def tensors_in(tree: object) -> list[torch.Tensor]:
 
 
 def _values(tree: object) -> list[Any]:
-    """What containers and plain objects hold, each once, in an order that the structure gives."""
+    """The values in containers and plain objects, each once, in the order of the structure."""
     found, seen, stack = [], {}, [tree]
     while stack:
         value = stack.pop()
@@ -212,7 +212,7 @@ def _values(tree: object) -> list[Any]:
 
 
 def _held_by(value: Any) -> list[Any] | None:
-    """What a container or plain object holds; None for other values."""
+    """The values that a container or plain object holds directly; None for other values."""
     if isinstance(value, (torch.Tensor, torch.nn.Module, types.MethodType, type)):
         return None
     below = pytree.tree_leaves(value, is_leaf=lambda node: node is not value)
@@ -220,7 +220,7 @@ def _held_by(value: Any) -> list[Any] | None:
         return below
     if isinstance(value, Mapping):
         return list(value.values())
-    if isinstance(value, (list, tuple)):  # of a class of its own, as Mapping may be
+    if isinstance(value, (list, tuple)):  # a subclass unknown to pytree, as Mapping may be
         return list(value)
     if dataclasses.is_dataclass(value):
         return [getattr(value, field.name) for field in dataclasses.fields(value)]
@@ -228,7 +228,7 @@ def _held_by(value: Any) -> list[Any] | None:
 
 
 def scalars_after(outputs: Mapping[int, torch.Tensor]) -> dict[int, set[int]]:
-    """For each output, which scalar outputs were computed from it."""
+    """For each output, the scalar outputs that were computed from it."""
     after: dict[int, set[int]] = {index: set() for index in outputs}
     sources = {(t.grad_fn, t.output_nr): index for index, t in outputs.items() if t.dim() > 0}
     for index, tensor in outputs.items():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether folded gradients are right: error, bias and variance against plain ones."""
+"""Checks folded gradients: error, bias and variance compared with plain ones."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass
 class CheckRow:
-    """Of one module: all relative to the squared norm of its plain gradient, square roots taken."""
+    """One module. `error` and `bias` are relative to the norm of its plain gradient."""
 
     module: str
     gradient_norm: float
     error: float  # of one folded gradient, root mean square over repeats
     bias: float  # of the mean folded gradient, beyond what the variance explains
-    bias_sigmas: float  # how many standard deviations of chance that bias is
+    bias_sigmas: float  # the bias in standard deviations of chance
 
 
 @dataclasses.dataclass
 class CheckResult:
-    """One row per module with parameters, the last row is all of them together."""
+    """One row per module with parameters, and a last row for all of them together."""
 
     rows: list[CheckRow]
     repeats: int
@@ -44,15 +44,15 @@ class CheckResult:
                 f"{row.bias_sigmas:7.1f}"
             )
         lines.append(
-            f"errors and biases relative to the plain gradient, over {self.repeats} repeats; "
-            "a bias within 3 sigmas is chance"
+            f"errors and biases are relative to the plain gradient, over {self.repeats} repeats; "
+            "a bias within 3 sigmas may be chance"
         )
         return "\n".join(lines)
 
 
 @contextmanager
 def _own_gradients(parameters: list[torch.Tensor]) -> Iterator[None]:
-    """Gives gradients back as they were."""
+    """Restores gradients after the block."""
     gradients = [parameter.grad for parameter in parameters]
     try:
         yield
@@ -68,7 +68,7 @@ def check_gradients(
     repeats: int,
 ) -> CheckResult:
     if model is None:
-        raise ValueError("check needs the model: give it to the Controller")
+        raise ValueError("check needs the model: pass it to the Controller")
     if not callable(step):
         raise TypeError(f"step must be callable, got {type(step).__name__}")
     if isinstance(repeats, bool) or not isinstance(repeats, int) or repeats < 2:
@@ -79,7 +79,7 @@ def check_gradients(
     parameters = [parameter for _, parameter in named]
 
     def gradients(folded: bool) -> list[torch.Tensor]:
-        with undone(model):  # so that all runs see the same model and draw the same numbers
+        with undone(model):  # all runs see the same model and draw the same random numbers
             for parameter in parameters:
                 parameter.grad = None
             if folded:
@@ -121,7 +121,7 @@ def check_gradients(
 
 
 def _row(module: str, norm: float, error: float, mean_error: float, repeats: int) -> CheckRow:
-    # Of unbiased errors the mean of n has the energy error / n; what is beyond is bias.
+    # The mean of n unbiased errors has the energy error / n; anything beyond that is bias.
     variance = max(error - mean_error, 0.0) * repeats / (repeats - 1)
     bias = max(mean_error - variance / repeats, 0.0)
     scale = norm if norm > 0 else 1.0

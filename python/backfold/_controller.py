@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The controller: what a user holds."""
+"""The controller, the main class of the package."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _module_ends(module: torch.nn.Module, args: object, result: object) -> None:
 
 
 class _ModuleHooks:
-    """Tells entries which module runs, through torch's global module hooks, while any is open."""
+    """Tells open blocks which module runs, through torch's global module hooks."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -69,12 +69,12 @@ _module_hooks = _ModuleHooks()
 
 
 class Controller:
-    """Folds what backward needs while its block runs.
+    """Folds the tensors that autograd saves inside its block.
 
-    Built once, entered every step. The forward pass stays exact; what autograd saves inside the
-    block is kept in few bits an element, or exactly where fewer bits are enough to be exact. At
-    some steps the controller measures how much each tensor's rounding adds to the gradient, and
-    gives each the width that is worth it.
+    Build it once and enter it every step. The forward pass stays exact; what autograd saves inside
+    the block is kept in a few bits per element, or exactly if a few bits are enough for that. At
+    some steps the controller measures how much error rounding each tensor adds to the gradient, and
+    gives more bits to the tensors that need them.
 
     >>> model = torch.nn.Sequential(torch.nn.Linear(256, 256), torch.nn.ReLU())
     >>> fold = Controller(model, bits=4)
@@ -84,42 +84,43 @@ class Controller:
     >>> fold.steps
     1
 
-    How much is kept is said by one of `bits`, `ratio`, `budget` and `level`; 4 bits where none is.
+    One of `bits`, `ratio`, `budget` and `level` sets how much is kept; the default is 4 bits.
 
     Args:
         model: its parameters and buffers are never packed, and its module paths name the places
-            that save tensors. Its call is recorded at probe steps and run again after backward. May
-            be left out: parameters that require gradients are known anyway, and a coarser estimate
-            stands in for the probe.
+            that save tensors. Its call is recorded at probe steps and run again after backward. It
+            may be left out: parameters that require gradients are recognised anyway, and a coarser
+            estimate replaces the probe.
         bits: mean width of a code over the elements of lossy tensors, from 1 to 16; headers add
-            0.25 bits an element. ``None`` folds only what stays exact: training is then bitwise
-            what it was (but for a NaN that enters hardtanh or a shrink on the CPU, see
+            0.25 bits per element. ``None`` folds only what can be folded exactly: training is then
+            bitwise the same (except for a NaN that enters hardtanh or a shrink on the CPU, see
             docs/backward.md).
         ratio: bytes that autograd alone would keep alive / bytes held.
-        budget: bytes held at the end of the block, as a number or like ``"6GiB"``. Of steps that
-            differ in size the largest has to meet it.
+        budget: bytes held at the end of the block, as a number or a string like ``"6GiB"``. If
+            steps differ in size, the largest has to meet it.
         level: a level of GACT, ``"L0"`` to ``"L2.2"``, ``"paper-L0"``, ``"paper-L1"``; of ActNN,
             ``"actnn-L0"`` to ``"actnn-L3"``; or the method of a paper: ``"pooled"``,
             ``"division"``, ``"mesa"``, ``"exact-project"``.
         adaptive: False keeps one width everywhere: 1, 2, 3, 4, 5, 6, 8 or 16 bits.
-        plan: widths that an earlier run saved with `save_plan`, as a path or a dict; nothing is
+        plan: widths that an earlier run saved with `save_plan`, as a path or a dict. Nothing is
             measured then, and none of the above is needed.
         codec: how tensors are kept: a codec of `backfold.codecs` for all of them, or a mapping from
             selectors (a pattern of module paths, a class of modules, the name of an operator, a
-            dtype, or a `codecs.Where`) to codecs. The first that matches wins; everything else
-            stays with the plan.
-        menu: codecs that a plan may choose instead of a width where they are worth more for their
+            dtype, or a `codecs.Where`) to codecs. The first match wins; the plan decides on all
+            other tensors.
+        menu: codecs that a plan may choose instead of a width if they give less error for their
             bytes: `PoolResidual`, `Project`, `RunningRange`.
-        keep: modules whose saved tensors stay as they are, as patterns of paths or as instances.
-        min_bytes: smaller tensors stay as they are.
+        keep: modules whose saved tensors are not folded, as patterns of paths or as instances.
+        min_bytes: smaller tensors are not folded.
         seed: of stochastic rounding. torch's own generators are never touched.
-        probe_steps: steps at which sensitivities are measured; then every `probe_every` steps, and
-            where tensors appear that the plan does not know.
+        probe_steps: steps at which sensitivities are measured, then every `probe_every` steps, and
+            whenever tensors appear that the plan does not know.
         probe_fraction: part of the batch that is run again.
-        replay: False for a model whose call has effects that must not happen twice.
-        sync: under torch.distributed every process would plan alone; False says that it may.
+        replay: False for a model whose call has side effects that must not happen twice.
+        sync: must be False to plan under torch.distributed, where each process then plans on its
+            own.
         on_noise: called every 100 steps with the error that the plan expects / the gradient's own
-            variance from step to step. Above 0.1 a warning says what would help.
+            variance from step to step. Above 0.1, a warning says which target is enough.
     """
 
     def __init__(
@@ -170,11 +171,12 @@ class Controller:
         self._core = _C.Controller(core)
         if self._core.adaptive and given is None and sync and _is_distributed():
             raise ValueError(
-                "sync=True needs tables combined across processes, which Backfold does not do yet: "
-                "sync=False lets each plan alone, adaptive=False or plan= need no tables"
+                "sync=True would combine measurements across processes, which Backfold does not "
+                "support yet; use sync=False to let each process plan on its own, or "
+                "adaptive=False or plan=, which measure nothing"
             )
         keep = (keep,) if isinstance(keep, (str, torch.nn.Module)) else tuple(keep)
-        # What a copy is made with.
+        # Used to make copies.
         self._options = {
             "model": model,
             "bits": bits,
@@ -215,9 +217,9 @@ class Controller:
             [(module, path, path in kept, rules[path]) for path, module in modules.items()], tensors
         )
 
-    # A model may own its controller. Copies of it, and what is pickled of it, go on with the state
-    # of the original, as for a checkpoint: fresh ones would measure, and round, as at step 1. While
-    # a copy is made its model is not whole yet, so it is built when it is first used.
+    # A model may own its controller. Copies and pickles of it continue with the state of the
+    # original, as from a checkpoint; fresh ones would measure and round as at step 1. While a copy
+    # is made its model is incomplete, so the controller is built when it is first used.
 
     def __getstate__(self) -> dict[str, Any]:
         return {"options": self._options, "state": self.state_dict()}
@@ -225,7 +227,7 @@ class Controller:
     def __deepcopy__(self, memo: dict[int, Any]) -> Controller:
         made = object.__new__(type(self))
         memo[id(self)] = made
-        # A probe that waits stays with the original; the copy takes one of its own.
+        # A pending probe stays with the original; the copy starts another.
         state = {"options": self._options, "state": self._state()}
         made.__setstate__(copy.deepcopy(state, memo))
         return made
@@ -279,8 +281,8 @@ class Controller:
             self._probes.after_block()
         if self._core.unmet_samples and not exception[0]:
             warnings.warn(
-                "backfold: no tensor that is kept with per_sample=True has as many samples as "
-                "sample_ids() was given ids",
+                "backfold: no tensor kept with per_sample=True has as many samples as sample_ids() "
+                "was given ids",
                 stacklevel=2,
             )
         if self._rules and self._core.steps == 1 and not exception[0]:
@@ -288,18 +290,18 @@ class Controller:
 
     @property
     def steps(self) -> int:
-        """Entries under grad mode in which something was saved."""
+        """The number of blocks under grad mode in which something was saved."""
         return self._core.steps
 
     def report(self) -> Report:
-        """What the last step kept for backward: by whom, how, and why."""
+        """What the last step kept for backward: where, how, and why."""
         return Report(self._core.report())
 
     def sample_ids(self, ids: torch.Tensor, count: int) -> None:
-        """Says which samples of the data set, of `count` in all, the next block's batch holds.
+        """Says which samples of a data set of `count` samples the next block's batch holds.
 
-        Places that are kept with ``per_sample=True`` then rank samples by range and by the gradient
-        that each of them last had there, which takes 4 bytes for every sample and place.
+        Places kept with ``per_sample=True`` then rank samples by range and by the gradient that
+        each last had there, which takes 4 bytes per sample and place.
         """
         if not isinstance(ids, torch.Tensor):
             raise TypeError(f"ids must be an int64 tensor of one dimension, got {ids!r}")
@@ -308,27 +310,27 @@ class Controller:
         self._core.sample_ids(ids, count)
 
     def calibrate(self, step: Callable[[], Any], method: str = "probe") -> None:
-        """Measures sensitivities over the whole of `step` and plans by them, now.
+        """Measures sensitivities over the whole of `step` now, and plans accordingly.
 
-        `step` runs forward and backward; the controller's block around its forward may be there or
-        not. It is called twice, four times for the first plan below 3 bits, and once more where the
-        controller has seen no step yet; with ``method="exact"``, the reference that the probe is
-        tested against, some times for every tensor.
-        The model, its gradients and generators are what they were before.
+        `step` runs forward and backward, with or without the controller's block around its forward.
+        It is called twice, or four times for the first plan below 3 bits, and once more if the
+        controller has seen no step yet. With ``method="exact"``, the reference that the probe is
+        tested against, it is called several times for every tensor.
+        The model, its gradients and the generators are restored afterwards.
         """
         if not callable(step):
             raise TypeError(f"step must be callable, got {type(step).__name__}")
         if method not in ("probe", "exact"):
             raise ValueError(f"method must be 'probe' or 'exact', got {method!r}")
         if self._probes is None:
-            raise ValueError("calibrate needs an adaptive controller, without plan=")
+            raise ValueError("calibrate needs a Controller with adaptive=True and without plan=")
         self._probes.forget()
 
         def run() -> None:
             with undone(self._model) if self._model is not None else nullcontext():
                 step()
 
-        self._held_open = 1  # a block inside `step` is ours already
+        self._held_open = 1  # entering the block inside `step` does nothing
         try:
             self._core.calibrate(run, [], 1.0, method == "exact")
         finally:
@@ -336,17 +338,17 @@ class Controller:
         self._core.replan()
 
     def plan(self) -> dict[str, Any]:
-        """Width and layout of every place that saves tensors, and why; JSON can hold it."""
+        """Width and layout of every place that saves tensors, and why, as JSON values."""
         return json.loads(self._core.plan())
 
     def save_plan(self, path: str | os.PathLike[str]) -> None:
-        """Writes `plan()` as JSON, to be read, edited and given to another Controller."""
+        """Writes `plan()` as JSON, to be read, edited and passed to another Controller."""
         pathlib.Path(path).write_text(self._core.plan() + "\n")
 
     def state_dict(self) -> dict[str, Any]:
-        """What was learned, measured and planned: a run that takes it up makes the same packets.
+        """What was learned, measured and planned: a run that loads it makes the same packets.
 
-        JSON can hold it. What a probe step has left to be measured is measured now.
+        All values fit into JSON. A pending measurement of a probe step is done now.
         """
         if self._probes is not None:
             self._probes.settle()
@@ -358,9 +360,9 @@ class Controller:
         return self._core.state()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes up where `state_dict` was called, for the same model."""
+        """Continues from a `state_dict()` of the same model."""
         if not isinstance(state, dict) or "sites" not in state:
-            raise TypeError("state must be a dict that state_dict() made")
+            raise TypeError("state must be a dict returned by state_dict()")
         if self._probes is not None:
             self._probes.before_state()
         self._core.load_state(state)
@@ -373,11 +375,11 @@ class Controller:
     def check(self, step: Callable[[], torch.Tensor], repeats: int = 8) -> CheckResult:
         """Compares folded gradients with plain ones on the user's own batch.
 
-        `step` runs a forward pass and returns the loss; it is called without the block, then
-        `repeats` times inside it, each time with other rounding. The model, its gradients and
-        generators are what they were before.
+        `step` runs a forward pass and returns the loss. It is called once without the block, then
+        `repeats` times inside it, each time with different rounding. The model, its gradients and
+        the generators are restored afterwards.
         """
-        self._core.pause_guard(True)  # these are no steps of training
+        self._core.pause_guard(True)  # these are not training steps
         try:
             return check_gradients(self, self._model, step, repeats)
         finally:
@@ -398,13 +400,13 @@ def _plan_text(plan: str | os.PathLike[str] | dict[str, Any]) -> str:
 
 
 def _cuda_device() -> int:
-    """The current GPU, or -1 where none is in use."""
+    """The current GPU, or -1 if none is in use."""
     if not torch.cuda.is_initialized():
         return -1
     if torch.cuda.is_current_stream_capturing():
         raise RuntimeError(
-            "a Controller cannot be entered while a CUDA graph is captured: every replay would "
-            "round with the same random numbers"
+            "a Controller cannot be entered during CUDA graph capture: every replay would round "
+            "with the same random numbers"
         )
     return torch.cuda.current_device()
 
@@ -413,13 +415,14 @@ def _require_kernels(tensors: list[tuple[str, torch.Tensor, bool]]) -> None:
     for name, tensor, _ in tensors:
         if tensor.is_cuda and not _C.built_with_cuda():
             raise RuntimeError(
-                f"this build of Backfold holds no CUDA kernels, but {name} is on {tensor.device}. "
-                "Build it where a CUDA toolkit (nvcc) is found: pip install --no-build-isolation ."
+                f"this build of Backfold has no CUDA kernels, but {name} is on {tensor.device}. "
+                "Build it on a machine with a CUDA toolkit (nvcc): pip install "
+                "--no-build-isolation ."
             )
 
 
 def _named_tensors(model: torch.nn.Module | None) -> list[tuple[str, torch.Tensor, bool]]:
-    """Parameters and buffers by name; the last says which."""
+    """Parameters and buffers, as (name, tensor, whether it is a buffer)."""
     if model is None:
         return []
     parameters = [(name, tensor, False) for name, tensor in model.named_parameters()]
@@ -443,7 +446,7 @@ def _kept_paths(
                 f"keep must hold patterns or modules, got an entry of type {type(entry).__name__}"
             )
         if not found:
-            where = "no module of the model" if modules else "nothing, as no model was given"
+            where = "no module of the model" if modules else "nothing, since no model was given"
             raise ValueError(f"keep: the {what} matches {where}")
         roots.update(found)
     return paths_within(modules, roots)
@@ -452,8 +455,8 @@ def _kept_paths(
 def inspect(fn: Callable[[], Any], model: torch.nn.Module | None = None) -> Report:
     """What is using my memory? Runs `fn` and reports what autograd keeps for backward.
 
-    Nothing is packed. `fn` is any callable that runs a forward pass; `model`, if given, names the
-    modules by their paths. What `fn` returns stays alive until the report is made.
+    Nothing is packed. `fn` is any callable that runs a forward pass; `model`, if given, provides
+    the paths of modules. What `fn` returns stays alive until the report is made.
 
     >>> layer = torch.nn.Linear(64, 64)
     >>> x = torch.randn(8, 64)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The spelling of GACT, for programs that were written for it."""
+"""The interface of GACT, for programs written for it."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ class GactController:
         return {"fold": self.fold, "_installed": False}  # hooks belong to the original
 
     def install_hook(self) -> None:
-        """From now on, what autograd saves is folded away."""
+        """From now on, what autograd saves is folded."""
         if self._installed:
-            raise RuntimeError("install_hook() was called already: call uninstall_hook() first")
+            raise RuntimeError("the hook is already installed: call uninstall_hook() first")
         self._enter()
 
     def uninstall_hook(self) -> None:
-        """From now on, what autograd saves stays as it is."""
+        """From now on, what autograd saves is no longer folded."""
         self._require_installed("uninstall_hook()")
         self._leave()
 
@@ -58,13 +58,13 @@ class GactController:
 
     def _require_installed(self, caller: str) -> None:
         if not self._installed:
-            raise RuntimeError(f"{caller} needs the hook: call install_hook() before it")
+            raise RuntimeError(f"{caller} needs the hook: call install_hook() first")
 
 
 def controller(
     model: torch.nn.Module | None = None, opt_level: str = "L1", **options: Any
 ) -> GactController:
-    """A Controller as GACT's programs make and call it.
+    """A Controller with the interface of GACT's.
 
     `opt_level` is one of GACT's levels; other options are those of `Controller`. Sensitivities are
     measured with the function given to iterate(), so no call of the model is recorded.

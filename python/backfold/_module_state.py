@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What modules hold beside parameters and buffers, as it is now, to be brought back later."""
+"""The state that modules hold beside parameters and buffers, kept to be restored later."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ import torch
 
 from backfold import _C
 
-# What torch itself keeps in every module, hooks among it.
+# Attributes that torch itself keeps in every module, including hooks.
 _OF_TORCH = frozenset(vars(torch.nn.Module()))
-# Longer containers are copied, but not looked into: vocabularies, indices.
+# Longer containers (vocabularies, indices) are copied, but their elements are not visited.
 _LONG = 1000
-# Objects of other classes are brought back where a module holds them, but not what they hold in
-# turn: from a trainer that a module knows everything can be reached, other threads' business too.
+# Objects of other classes are restored if a module holds them, but not the objects they hold in
+# turn: a module's reference to its trainer leads to everything, even to other threads' objects.
 _DEPTH = 1
 _VALUES = (str, bytes, bool, int, float, complex, type(None))
 _OPAQUE = (
@@ -37,10 +37,10 @@ _OPAQUE = (
 
 
 class Writes:
-    """What is written to tensors while it watches, with copies of those that are.
+    """Watches writes to tensors, and keeps copies of those that are written.
 
     Attributes:
-        unseen: names of tensors that were written in a way that nobody could see.
+        unseen: names of tensors that were written in a way that could not be watched.
     """
 
     def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
@@ -57,7 +57,7 @@ class Writes:
 
     @contextmanager
     def undone(self) -> Iterator[None]:
-        """A block that is watched; at its end the tensors are what they were before."""
+        """A watched block; at its end the tensors are restored."""
         self.watch()
         try:
             yield
@@ -67,9 +67,9 @@ class Writes:
 
     @contextmanager
     def not_yet(self) -> Iterator[None]:
-        """A block in which tensors are what they were before watch().
+        """A block in which tensors have their values from before watch().
 
-        Those that were changed again after stop() are what they are.
+        Tensors that changed again after stop() keep their current values.
         """
         self._originals.rewind()
         try:
@@ -79,7 +79,7 @@ class Writes:
 
 
 class ModuleState:
-    """Attributes of all modules of a model, and what lists, dicts, sets and generators hold there.
+    """Attributes of all modules of a model, and the contents of lists, dicts and so on in them.
 
     >>> model = torch.nn.Linear(2, 2)
     >>> model.calls, model.losses = 1, [0.5]
@@ -123,12 +123,12 @@ class ModuleState:
             set_state(state)
 
     def restore_members(self) -> None:
-        """Brings back which parameters and modules there are."""
+        """Restores which parameters and modules there are."""
         for holder, held in self._members:
             _put_back(holder, held)
 
     def changed_for_good(self) -> list[str]:
-        """Names of what has changed since and is not brought back."""
+        """Names of attributes that have changed since and are not restored."""
         return [
             f"{name} ({type(value).__name__})"
             for name, value, held in self._left
@@ -168,7 +168,7 @@ class ModuleState:
 
 
 def _generator(value: Any) -> tuple[Callable[[Any], object], Any] | None:
-    """How the state of a generator, or of an array, is set, and its state; None for others."""
+    """The setter and the current state of a generator or an array; None for others."""
     if isinstance(value, torch.Generator):
         return value.set_state, value.get_state()
     if isinstance(value, random.Random) and not isinstance(value, random.SystemRandom):
@@ -186,7 +186,7 @@ def _generator(value: Any) -> tuple[Callable[[Any], object], Any] | None:
 
 
 def _held(value: Any) -> Any:
-    """A copy of a container that can change; None for others."""
+    """A copy of a mutable container; None for others."""
     for kind in (list, deque, set, dict):
         if isinstance(value, kind):
             return kind(value)
@@ -214,7 +214,7 @@ def _is_same(now: Any, held: Any) -> bool:
 
 
 def _are_same(now: Iterable[Any], held: Iterable[Any]) -> bool:
-    """One by one: the same objects, or equal values."""
+    """Whether the elements are pairwise the same object or equal values."""
     return all(
         a is b or (isinstance(a, _VALUES) and type(a) is type(b) and a == b)
         for a, b in zip(now, held, strict=True)

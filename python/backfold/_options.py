@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a user says about memory and probes: types are checked here, values by the core."""
+"""The user's options for memory and probes. Types are checked here, values by the core."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from backfold import _C
 
 
 class Unset(enum.Enum):
-    """Of an argument that may be None and was left out."""
+    """Marks an argument that was left out, where None is a value."""
 
     UNSET = "unset"
 
@@ -21,7 +21,7 @@ UNSET: Final = Unset.UNSET
 
 
 class Target(NamedTuple):
-    """What is to be kept: a mean width, a ratio, a number of bytes, or only what stays exact."""
+    """How much to keep: a mean width, a ratio, a number of bytes, or only what is exact."""
 
     kind: str  # "bits", "ratio", "budget" or "exact"
     value: float
@@ -35,7 +35,7 @@ def target_options(
     level: str | None = None,
     adaptive: bool = True,
 ) -> dict[str, Any]:
-    """The core's options of the one target that the arguments name."""
+    """The core's options for the one target that the arguments set."""
     if not isinstance(adaptive, bool):
         raise TypeError(f"adaptive must be True or False, got {adaptive!r}")
     given = {
@@ -50,14 +50,14 @@ def target_options(
     }
     if len(given) > 1:
         both = " and ".join(f"{name}={value!r}" for name, value in given.items())
-        raise ValueError(f"{both} cannot be given together: each alone says how much is kept")
+        raise ValueError(f"{both} cannot be given together: each sets how much is kept")
     checks = {"bits": _bits, "ratio": _ratio, "budget": _bytes, "level": _level}
     checked = {name: checks[name](value) for name, value in given.items()}
     return {**checked, "adaptive": adaptive}
 
 
 def target_of(**arguments: Any) -> Target:
-    """The one target that the arguments of target_options() name; 4 bits where they name none.
+    """The one target that the arguments of target_options() set; 4 bits if they set none.
 
     >>> target_of(bits=3.5)
     Target(kind='bits', value=3.5, adaptive=True)
@@ -93,7 +93,9 @@ def _bytes(budget: Any) -> int:
     if isinstance(budget, str):
         return _C.parse_bytes(budget)
     if not _is_integral(budget):
-        raise TypeError(f"budget must be an int of bytes or a string like '6GiB', got {budget!r}")
+        raise TypeError(
+            f"budget must be a number of bytes, an int, or a string like '6GiB', got {budget!r}"
+        )
     if int(budget) >= 2**63:
         raise ValueError(f"budget must be at least one byte and below 2**63, got {budget!r}")
     return int(budget)
@@ -110,7 +112,7 @@ def _level(level: Any) -> str:
 def probe_options(
     probe_steps: Iterable[int], probe_every: int | None, probe_fraction: float
 ) -> dict[str, Any]:
-    """The core's options of when, and on what part of the batch, sensitivities are measured."""
+    """The core's options for when, and on what part of the batch, sensitivities are measured."""
     if isinstance(probe_steps, str) or not isinstance(probe_steps, Iterable):
         raise TypeError(f"probe_steps must be a sequence of ints, got {probe_steps!r}")
     steps = tuple(probe_steps)

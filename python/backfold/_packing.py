@@ -19,14 +19,14 @@ def pack(
     codec: Codec | None = None,
     op: str = "",
 ) -> Packet:
-    """Folds a tensor to `bits` bits an element, on the current stream, without waiting for it.
+    """Folds a tensor to `bits` bits per element, on the current stream, without waiting for it.
 
     `layout` says which elements share a step: ``"flat"`` neighbours in memory, ``"strided"`` a
     column over many rows, ``"rotated"`` neighbours after a Hadamard transform. `zero_exact` is for
     tensors that are never negative: zeros stay zero and positive elements positive. The same `seed`
     and `stream` give the same bytes on every device. With `codec`, a codec of `backfold.codecs`,
-    bits, layout, group and zero_exact do not count; `op` is who would save the tensor, for codecs
-    that ask.
+    bits, layout, group and zero_exact are ignored; `op` is the operator that would save the tensor,
+    for codecs that depend on it.
 
     >>> pack(torch.zeros(4, 256), bits=2)
     Packet(Float [4, 256], 2 bits, flat, 288 of 4096 bytes)
@@ -44,7 +44,7 @@ def pack(
 
 
 def unpack(packet: Packet) -> torch.Tensor:
-    """The tensor that a packet holds, decoded into new memory with its old sizes and strides.
+    """Decodes the tensor in a packet into new memory, with its original sizes and strides.
 
     >>> unpack(pack(torch.ones(2, 256))).shape
     torch.Size([2, 256])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a user says about codecs, as rules in order, and which modules each of them is for."""
+"""The user's choice of codecs as an ordered list of rules, and the modules each applies to."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Rule(NamedTuple):
     codec: Codec
 
     def for_core(self) -> tuple[str, dict[str, Any], bool, str, torch.dtype | None, int]:
-        """Codec and arguments; whether modules are chosen; operator, type, size."""
+        """Codec and arguments; whether modules are selected; operator, type, size."""
         where = self.where
         arguments = dataclasses.asdict(self.codec)
         placed = where.module is not None
@@ -28,7 +28,7 @@ class Rule(NamedTuple):
 
 
 def rules_of(codec: Codec | Mapping[Any, Codec] | None) -> list[Rule]:
-    """The rules that ``codec=`` means, in order.
+    """The rules that ``codec=`` stands for, in order.
 
     >>> from backfold.codecs import Pool, Quantize
     >>> [rule.codec for rule in rules_of({"features.*": Pool(2), torch.float32: Quantize(2)})]
@@ -45,13 +45,13 @@ def rules_of(codec: Codec | Mapping[Any, Codec] | None) -> list[Rule]:
     rules = []
     for selector, value in codec.items():
         if not isinstance(value, Codec):
-            raise TypeError(f"codec: {selector!r} must be given a codec, got {value!r}")
+            raise TypeError(f"codec: the value for {selector!r} must be a codec, got {value!r}")
         rules.append(Rule(Where.of(selector), value))
     return rules
 
 
 def menu_of(menu: Iterable[Codec]) -> list[tuple[str, dict[str, Any]]]:
-    """Codecs and their arguments, of ``menu=``."""
+    """The codecs of ``menu=`` and their arguments."""
     codecs = [menu] if isinstance(menu, Codec) else list(menu)
     for codec in codecs:
         if not isinstance(codec, Codec):
@@ -60,7 +60,7 @@ def menu_of(menu: Iterable[Codec]) -> list[tuple[str, dict[str, Any]]]:
 
 
 def paths_within(modules: Iterable[str], roots: Iterable[str]) -> set[str]:
-    """Of the modules' paths, `roots` and all that is inside them."""
+    """The paths among `modules` that are in `roots` or inside of one of them."""
     roots = tuple(roots)
     return {
         path
@@ -70,7 +70,7 @@ def paths_within(modules: Iterable[str], roots: Iterable[str]) -> set[str]:
 
 
 def places(rules: list[Rule], modules: dict[str, torch.nn.Module]) -> dict[str, int]:
-    """Bits of the rules that name a module or one around it, by path."""
+    """By path: the bit set of rules that select the module or one that contains it."""
     found = dict.fromkeys(modules, 0)
     for number, rule in enumerate(rules):
         wanted = rule.where.module
@@ -86,11 +86,11 @@ def places(rules: list[Rule], modules: dict[str, torch.nn.Module]) -> dict[str, 
 
 
 def warn_of_unmatched(rules: list[Rule], matched: list[bool]) -> None:
-    """Names selectors that no saved tensor of the first step had."""
+    """Warns about selectors that matched no saved tensor of the first step."""
     found = zip(rules, matched, strict=True)
     idle = [rule.where for rule, seen in found if not seen]
     if idle:
         names = ", ".join(map(repr, idle))
         warnings.warn(
-            f"backfold: codec: nothing that the first step saved matches {names}", stacklevel=3
+            f"backfold: codec: no tensor saved in the first step matches {names}", stacklevel=3
         )

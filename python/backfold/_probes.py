@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Records the model's call in steps whose turn has come, and runs it again to be measured."""
+"""Records the model's call in the steps of the schedule, and runs it again to measure it."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from backfold._replay import ModelCall, Recorder, record_whole, records_whole
 
 
 def _can_run_again(model: torch.nn.Module) -> bool:
-    """Not where parameters are pieces of tensors that several processes put together."""
+    """False if parameters are shards of tensors that several processes hold."""
     return all(type(p) in (torch.Tensor, torch.nn.Parameter) for p in model.parameters())
 
 
 class Probes:
-    """The recorded calls of one controller, whose core knows whose turn it is.
+    """The recorded calls of one controller, whose core keeps the schedule.
 
-    A step whose turn has come goes as any other, but the call of the model is recorded. When the
+    A step whose turn has come runs like any other, but the call of the model is recorded. When the
     next step begins, the call is run again with the gradients that arrived, and the plan is made.
-    What is saved outside of the model's call (the loss) is measured in the user's own backward,
-    with the tangents that the second run gives of what the model returns; where there is no call to
-    run again, by the energies of the gradients there.
+    Tensors saved outside of the model's call (by the loss) are measured in the user's own backward,
+    with the tangents of the model's outputs from the second run. If no call can be run again, the
+    energies of the gradients there are used instead.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class Probes:
         self._handles: list[Any] = []
 
     def before_step(self) -> None:
-        """Measures what the last step recorded, and records the next one where it is time."""
+        """Measures what the last step recorded, and records the next step if it is due."""
         if self._core.should_measure(self._arrived()):
             self._measure()
         if self._core.begin_turn(self._model is not None) and self._model is not None:
@@ -52,7 +52,7 @@ class Probes:
             ]
 
     def cancel(self) -> None:
-        """The block for which before_step() was called is not entered after all."""
+        """Undoes before_step() for a block that is not entered after all."""
         if self._recorder is not None:
             self._call = None
         self.after_block()
@@ -67,12 +67,12 @@ class Probes:
         self._handles = []
 
     def forget(self) -> None:
-        """A step that waits for its backward is not measured: something better is at hand."""
+        """Drops a step that waits for its backward: a better measurement follows."""
         self._call = None
         self._core.forget_turn()
 
     def settle(self) -> None:
-        """Nothing waits afterwards, so that the state says all."""
+        """Ensures that nothing waits, so that the state is complete."""
         if self._core.settle_turn(self._arrived()):
             self._measure()
         else:
@@ -91,7 +91,7 @@ class Probes:
             record_whole(self._model)
 
     def _arrived(self) -> bool | None:
-        """Whether gradients have, at what the recorded call returned."""
+        """Whether gradients have arrived at the outputs of the recorded call; None without one."""
         return None if self._call is None else not self._call.waits
 
     def _model_begins(self, *_: object) -> None:
@@ -100,7 +100,7 @@ class Probes:
     def _model_ends(self, *_: object) -> None:
         self._core.inside_model(False)
 
-    @torch.inference_mode(False)  # where state_dict() is called in it
+    @torch.inference_mode(False)  # state_dict() may be called in it
     def _measure(self) -> None:
         call, self._call = self._call, None
         gain = 0.0
@@ -114,7 +114,7 @@ class Probes:
                     measured = self._core.calibrate(call.step(), call.input_leaves, scale, False)
                     gain, moved = call.gain, call.moved
                     energy = scale * call.gradient_energy
-            except Exception as error:  # training goes on with what the own step tells
+            except Exception as error:  # training goes on with the estimate of its own step
                 if call.share == 1:
                     self._give_up(f"running it again failed: {error}")
                 else:
@@ -130,15 +130,15 @@ class Probes:
         if new:
             warnings.warn(
                 f"backfold: running the model again changed {', '.join(new)}, which cannot be "
-                "undone; Controller(replay=False) never runs it again",
+                "undone; use Controller(replay=False) if it must not run twice",
                 stacklevel=4,
             )
 
     def _give_up(self, reason: str) -> None:
-        """From now on the user's own steps are all there is."""
+        """From now on only the user's own steps are measured."""
         self._model = None
         warnings.warn(
-            f"backfold: the model's call cannot be measured by running it again ({reason}); "
-            "signal gains of the own steps are used, which plan less well",
+            f"backfold: the model's call cannot be run again to measure it ({reason}); plans will "
+            "rely on a coarser estimate from the training steps themselves",
             stacklevel=4,
         )

@@ -23,7 +23,7 @@ from backfold._call_state import (
 )
 from backfold._module_state import Writes
 
-# Models that failed on a part of their batch: they are recorded whole from then on.
+# Models that failed on a part of their batch, and are recorded whole from then on.
 _only_whole: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
 
 
@@ -37,12 +37,12 @@ def record_whole(model: torch.nn.Module) -> None:
 
 
 def _own_module(model: torch.nn.Module) -> torch.nn.Module:
-    """What DistributedDataParallel does around its module belongs to the user's step alone."""
+    """The module inside of DistributedDataParallel, which must only run in the user's step."""
     return model.module if isinstance(model, DistributedDataParallel) else model
 
 
 class ModelCall:
-    """The first call of a model inside a block with gradients enabled, to be run again.
+    """The first call of a model inside a block with gradients enabled, recorded to be repeated.
 
     >>> model = torch.nn.Linear(4, 2)
     >>> with ModelCall.watch(model, fraction=0.25) as call:
@@ -55,8 +55,8 @@ class ModelCall:
     ...     run()
 
     Attributes:
-        share: which part of the batch is run again; 1.0 is all of it.
-        left_changed: names of what runs have changed and untouched() could not bring back.
+        share: the part of the batch that is run again; 1.0 is all of it.
+        left_changed: names of attributes that runs changed and untouched() could not restore.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class ModelCall:
         self._handles: list[Any] = []
         self._on_return = on_return
         self._forget(
-            "no call of the model was seen inside the block, with gradients enabled and outside of "
+            "no call of the model was seen inside the block with gradients enabled and outside of "
             "torch.compile"
         )
 
@@ -80,26 +80,26 @@ class ModelCall:
         fraction: float = 0.25,
         on_return: Callable[[list[tuple[torch.Tensor, int]]], None] | None = None,
     ) -> Recorder:
-        """A context to open where the block begins and to close where it ends.
+        """A context to enter where the block begins and to leave where it ends.
 
-        `on_return` is given what the recorded call returns: tensors with a gradient, each with the
-        number of its rows that are run again, 0 for all.
+        `on_return` is called with the outputs of the recorded call that have a gradient, each with
+        the number of its rows that are run again, 0 for all.
         """
         return Recorder(ModelCall(model, fraction, on_return))
 
     @property
     def ready(self) -> bool:
-        """Whether the call was recorded and a gradient has arrived at what it returned."""
+        """Whether the call was recorded and a gradient has arrived at its outputs."""
         return bool(self._gradients)
 
     @property
     def waits(self) -> bool:
-        """Whether the call was recorded and its backward has not come yet."""
+        """Whether the call was recorded and its backward has not run yet."""
         return self._arguments is not None and not self._gradients
 
     @property
     def reason(self) -> str:
-        """Why the call cannot be run again; empty where it can."""
+        """Why the call cannot be run again; empty if it can."""
         return "" if self.ready else self._obstacle
 
     @property
@@ -115,27 +115,27 @@ class ModelCall:
 
     @property
     def sliced_gradients(self) -> bool:
-        """Whether what is sent back are rows of the gradients that arrived in the user's step.
+        """Whether backward starts from rows of the gradients that arrived in the user's step.
 
-        Error energies of the part are then `share` times those of the whole batch. Where only a
-        mean over the batch is sent back, inside the model, they are 1 / `share` times instead.
+        Error energies of the part are then `share` times those of the whole batch. If the model
+        itself returns a mean over the batch, they are 1 / `share` times those instead.
         """
         return self.share < 1 and any(gradient.dim() > 0 for gradient in self._gradients.values())
 
     @property
     def gain(self) -> float:
-        """Energy of the gradients of the leaves by that of what was sent back, of the last run."""
+        """Energy of the leaves' gradients / energy sent back, in the last run."""
         leaves, sent = (float(energy) for energy in self._energies)
         return leaves / sent if sent > 0 else 0.0
 
     @property
     def gradient_energy(self) -> float:
-        """Of the gradients of the leaves, of the last run."""
+        """Energy of the leaves' gradients in the last run."""
         return float(self._energies[0])
 
     @property
     def moved(self) -> list[torch.Tensor | None]:
-        """By how much what the call returned differs in the last two runs; None if not known.
+        """Differences of the call's outputs between the last two runs; None if unknown.
 
         In the order of `on_return`.
         """
@@ -146,10 +146,10 @@ class ModelCall:
         ]
 
     def step(self) -> Callable[[], None]:
-        """A function that runs forward and backward, each time the same, inside untouched().
+        """A function that runs the same forward and backward each time, inside untouched().
 
-        Gradients of `leaves` are computed and dropped: `.grad` and hooks on its accumulation are
-        not reached. Gradients that arrive from now on are not recorded.
+        Gradients of `leaves` are computed and dropped, without touching `.grad` or hooks on its
+        accumulation. Gradients that arrive from now on are not recorded.
         """
         if not self.ready:
             raise RuntimeError(f"the call of the model cannot be run again: {self.reason}")
@@ -176,7 +176,7 @@ class ModelCall:
         returned = {i: one.detach() for i, one in zip(gradients, outputs, strict=True)}
         self._returned = self._returned[1], returned
         if len(outputs) > 1:
-            # What arrived at an output includes what came through outputs computed from it.
+            # The gradient at an output already includes that of outputs computed from it.
             for output, gradient in zip(outputs, gradients.values(), strict=True):
                 output.register_hook(lambda _, arrived=gradient: arrived)
         with torch.enable_grad(), self._autocast.off():
@@ -186,9 +186,9 @@ class ModelCall:
 
     @contextmanager
     def untouched(self) -> Iterator[None]:
-        """Afterwards the model is what it was, `.grad` and the generators too.
+        """A block after which the model, its `.grad` and the generators are restored.
 
-        Inside, parameters that only the recorded call wrote to are what they were before it.
+        Inside, parameters that only the recorded call wrote to have their values from before it.
         """
         state = State(self._model, self._devices)
         gradients = [(parameter, parameter.grad) for parameter in self._model.parameters()]
@@ -211,7 +211,7 @@ class ModelCall:
                 found = tensors_in(self._model(*args, **kwargs))
             for index, like in gradients.items():
                 if index >= len(found) or found[index].shape != like.shape:
-                    raise RuntimeError("the model returned other tensors when it was run again")
+                    raise RuntimeError("the model returned other tensors when run again")
             return [found[index] for index in gradients]
         except torch.OutOfMemoryError:
             raise
@@ -228,7 +228,7 @@ class ModelCall:
         self._kept_rows: int | None = None
         self._gradients: dict[int, torch.Tensor] = {}
         self.left_changed: dict[str, None] = {}
-        self._outputs: list[int] = []  # of what was returned, those with a gradient
+        self._outputs: list[int] = []  # indices of the outputs with a gradient
         self._returned: tuple[dict[int, torch.Tensor], dict[int, torch.Tensor]] = ({}, {})
         self.share = 1.0
 
@@ -252,14 +252,16 @@ class ModelCall:
     def _end(self, result: object) -> None:
         self._writes.stop()
         if self._writes.unseen:
-            self._forget(f"it writes to {', '.join(self._writes.unseen)} past torch's operators")
+            self._forget(
+                f"it writes to {', '.join(self._writes.unseen)} without using torch's operators"
+            )
             return
         found = enumerate(tensors_in(result))
         outputs = {index: tensor for index, tensor in found if tensor.grad_fn is not None}
         if not outputs:
             self._forget("the model raised, or returned no tensor with a gradient")
             return
-        self._obstacle = "no gradient has arrived at what the model returned"
+        self._obstacle = "no gradient has arrived at the model's outputs"
         self._slice([tensor for tensor in outputs.values() if tensor.dim() > 0])
         self._outputs = list(outputs)
         if self._on_return is not None:
@@ -285,7 +287,7 @@ class ModelCall:
 
         def arrived(gradient: torch.Tensor) -> None:
             call = this()
-            # What a scalar output was computed from gets its gradient again from there.
+            # An output that a scalar output was computed from gets that gradient a second time.
             if call and call._arguments and not later & call._gradients.keys():
                 call._attempt(call._add, index, gradient)
 
@@ -307,13 +309,13 @@ class Recorder:
     def __init__(self, call: ModelCall) -> None:
         self.call = call
         self._handles: list[Any] = []
-        self._depth = 0  # of calls that the model makes to itself
+        self._depth = 0  # of recursive calls of the model
         self._records = False
 
     def __enter__(self) -> ModelCall:
         model = self.call._model
         if isinstance(model, torch.jit.ScriptModule):
-            self.call._forget("the model is a ScriptModule, whose calls are not seen")
+            self.call._forget("the model is a ScriptModule, whose calls cannot be watched")
         else:
             before = model.register_forward_pre_hook(self._begins, prepend=True, with_kwargs=True)
             after = model.register_forward_hook(self._ends, always_call=True)
@@ -323,7 +325,7 @@ class Recorder:
     def __exit__(self, *exception: object) -> None:
         while self._handles:
             self._handles.pop().remove()
-        if self._records:  # the block ends inside of the call
+        if self._records:  # the block ends inside the call
             self._records = False
             self.call._attempt(self.call._end, None)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a step kept for backward, as text, dict and JSON."""
+"""Reports of what a step kept for backward, as text, dict and JSON."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from backfold import _C
 
 
 class Report:
-    """By module and operator: what autograd alone would keep, what is held, how, and why.
+    """What autograd alone would keep, and what is held, how and why, by module and operator.
 
-    ``print(report)`` shows the largest; ``text(rows=0)`` shows all.
+    ``print(report)`` shows the largest lines; ``text(rows=0)`` shows all.
     """
 
     def __init__(self, core: _C.Report) -> None:
         self._core = core
 
     def text(self, rows: int = 30) -> str:
-        """A table that fits a terminal, the `rows` largest lines of it, 0 for all."""
+        """A table that fits a terminal, with the `rows` largest lines, or all for 0."""
         return self._core.text(rows)
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything, in bytes, site by site, largest first."""
+        """Everything, site by site, largest first, sizes in bytes."""
         return json.loads(self._core.json())
 
     def to_json(self) -> str:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether the torch that is installed is one this package works with."""
+"""Checks that the installed torch is one that this package works with."""
 
 import importlib
 import importlib.metadata
@@ -18,25 +18,29 @@ def release(version: str) -> tuple[int, int]:
 
 
 def require_supported_torch() -> None:
-    """Raises ImportError unless torch is there, supported and what the package was built for.
+    """Raises ImportError unless torch is installed, supported and the one this was built for.
 
-    A newer torch than those that were tried is allowed by BACKFOLD_ANY_TORCH=1 in the environment.
+    BACKFOLD_ANY_TORCH=1 in the environment allows a torch newer than any that was tested.
     """
     info = importlib.import_module("backfold._build_info")
     works = f"Backfold works with torch {info.OLDEST_TORCH} to {info.NEWEST_TORCH}"
     try:
         found = importlib.metadata.version("torch")
     except importlib.metadata.PackageNotFoundError:
-        raise ImportError(f"{works}, found none: install one of them first.") from None
+        raise ImportError(f"{works}, found none; install one of them first.") from None
     if release(found) < release(info.OLDEST_TORCH):
         raise ImportError(f"{works}, found {found}.")
     if release(found) > release(info.NEWEST_TORCH):
         if os.environ.get("BACKFOLD_ANY_TORCH") != "1":
             raise ImportError(
-                f"{works}, found {found}, with which nobody has tried it. To try it, set "
-                "BACKFOLD_ANY_TORCH=1 in the environment, when building and when importing."
+                f"{works}, found {found}, which is newer than any version Backfold was tested "
+                "with. To try it, set BACKFOLD_ANY_TORCH=1 in the environment, when building and "
+                "when importing."
             )
-        warnings.warn(f"{works}, found {found}: BACKFOLD_ANY_TORCH=1 tries it.", stacklevel=3)
+        warnings.warn(
+            f"{works}, found {found}, which is newer; continuing because of BACKFOLD_ANY_TORCH=1.",
+            stacklevel=3,
+        )
     if release(found) != release(info.TORCH_RELEASE):
         raise ImportError(
             f"This build of Backfold was compiled for torch {info.TORCH_RELEASE}, found {found}. "

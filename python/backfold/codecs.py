@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Codecs by name, and selectors of what they are for: the values of ``Controller(codec=...)``.
+"""Codecs, and selectors of the tensors they apply to: the values of ``Controller(codec=...)``.
 
 >>> import torch, backfold
 >>> from backfold import codecs
 >>> model = torch.nn.Sequential(torch.nn.Conv2d(3, 16, 3), torch.nn.Tanh(), torch.nn.Flatten())
 >>> fold = backfold.Controller(model, codec={torch.nn.Tanh: codecs.PoolResidual(8, 2)})
 
-A codec is for tensors whose values backward reads. What is enough as signs, bits or indices stays
-that, and exact, whatever the codec; what is read finely (the results of log_softmax, say) keeps the
-plan's width unless the codec is `Quantize`, `RunningRange`, `Exact` or `Keep`.
+A codec applies to tensors whose values backward reads. A tensor that is needed only as signs, bits
+or indices is kept as those, exactly, whatever the codec. Tensors that are sensitive to rounding
+(the results of log_softmax, say) keep the plan's width unless the codec is `Quantize`,
+`RunningRange`, `Exact` or `Keep`.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class Codec:
 
     def __post_init__(self) -> None:
         if type(self) is Codec:
-            raise TypeError("Codec is what codecs have in common: use Quantize, Pool, ...")
+            raise TypeError("Codec is only a base class: use Quantize, Pool, ...")
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             kind = {"bool": bool, "int": int, "float": (int, float)}[field.type]
@@ -60,8 +61,8 @@ _A = {"bool": "True or False", "int": "an int", "float": "a number"}
 class Quantize(Codec):
     """The group quantizer at one width: unbiased.
 
-    With `per_sample` the samples of a batch get widths of their own, `bits` on average: the widest
-    those whose ranges are largest, shared out over all tensors by what was measured (ActNN).
+    With `per_sample`, each sample of a batch gets its own width, `bits` on average. Samples with
+    larger ranges get more bits, allotted over all tensors by the measured sensitivities (ActNN).
     """
 
     bits: int = 4
@@ -70,7 +71,7 @@ class Quantize(Codec):
 
 @dataclasses.dataclass(frozen=True)
 class Pool(Codec):
-    """Averages of blocks of `block` positions a side, and nothing else: biased.
+    """Averages of blocks with sides of `block` positions, and nothing else: biased.
 
     For 4-D and 5-D maps of any memory format, and 3-D sequences.
     """
@@ -81,7 +82,7 @@ class Pool(Codec):
 
 @dataclasses.dataclass(frozen=True)
 class PoolResidual(Codec):
-    """Averages of blocks in bf16, and what is left in `bits` bits: unbiased (DIVISION)."""
+    """Averages of blocks in bf16, and the residual in `bits` bits: unbiased (DIVISION)."""
 
     block: int = 8
     bits: int = 2
@@ -89,7 +90,10 @@ class PoolResidual(Codec):
 
 @dataclasses.dataclass(frozen=True)
 class Project(Codec):
-    """A random projection of the last dimension to a `ratio`th, in few bits: unbiased (EXACT)."""
+    """A random projection of the last dimension to 1 / `ratio` of its size: unbiased (EXACT).
+
+    The projected values are kept in `bits` bits.
+    """
 
     ratio: int = 8
     bits: int = 2
@@ -97,9 +101,9 @@ class Project(Codec):
 
 @dataclasses.dataclass(frozen=True)
 class RunningRange(Codec):
-    """One range a channel that follows the tensor from step to step: unbiased (Mesa).
+    """One range per channel that follows the tensor from step to step: unbiased (Mesa).
 
-    What lies outside the running range is not clipped: a step is packed with the union of the
+    Values outside of the running range are not clipped: a step is packed with the union of the
     running range and its own.
     """
 
@@ -117,24 +121,24 @@ class FewBit(Codec):
 
 @dataclasses.dataclass(frozen=True)
 class Exact(Codec):
-    """Only what stays exact, as ``bits=None`` everywhere."""
+    """Folds only what can be folded exactly, as ``bits=None`` does everywhere."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Keep(Codec):
-    """By reference, as without Backfold."""
+    """Keeps the tensor by reference, as without Backfold."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Where:
-    """Which saved tensors a codec is for; what is left out matches everything.
+    """Which saved tensors a codec applies to. A field that is left out matches everything.
 
     Args:
-        module: a pattern of module paths, or a class of modules; modules inside count, too.
-        op: the operator or autograd.Function that saves, as in a report: ``"aten::gelu"``, or a
-            pattern.
-        dtype: of the tensor.
-        min_bytes: that autograd would keep for it.
+        module: a pattern of module paths, or a class of modules; it includes the modules inside.
+        op: the operator or autograd.Function that saves the tensor, as in a report, or a pattern:
+            ``"aten::gelu"``.
+        dtype: dtype of the tensor.
+        min_bytes: the fewest bytes that autograd alone would keep for the tensor.
 
     >>> Where("encoder.*", op="aten::addmm", min_bytes=1 << 20)
     Where(module='encoder.*', op='aten::addmm', dtype=None, min_bytes=1048576)
@@ -164,7 +168,7 @@ class Where:
 
     @staticmethod
     def of(selector: Any) -> Where:
-        """From the short forms that a mapping takes.
+        """A selector from one of the short forms that ``codec=`` accepts.
 
         >>> Where.of("aten::gelu").op
         'aten::gelu'

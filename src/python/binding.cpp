@@ -37,7 +37,8 @@ PYBIND11_MODULE(_C, module) {
         torch_layer::check(make_plan(menus, budget, &plan));
         return py::make_tuple(plan.choice, plan.bytes, plan.error, plan.lower_bound);
       },
-      "Chooses of each site's (bytes, error) within a budget: indices, bytes, error, lower bound.");
+      "Chooses a (bytes, error) option per site within a budget. Returns the indices, the total "
+      "bytes and error, and a lower bound of the error.");
 
   py::class_<Packet>(module, "Packet", "One tensor, folded. Made by backfold.pack().")
       .def(py::init([](const at::Tensor& tensor, std::int64_t bits, const std::string& layout,
@@ -54,14 +55,14 @@ PYBIND11_MODULE(_C, module) {
             return Packet(tensor, chosen, op, Key{seed, stream});
           }))
       .def("unpack", &Packet::unpack, py::call_guard<py::gil_scoped_release>(),
-           "The tensor, decoded anew.")
-      .def_property_readonly("payload", &Packet::payload, "The packed bytes, a tensor.")
+           "Decodes the tensor into new memory.")
+      .def_property_readonly("payload", &Packet::payload, "The packed bytes, as a tensor.")
       .def_property_readonly("nbytes", &Packet::bytes, "Bytes of the payload.")
       .def_property_readonly("source_nbytes", &Packet::source_bytes, "Bytes of the tensor.")
       .def_property_readonly(
-          "shape", [](const Packet& packet) { return packet.sizes().vec(); }, "Of the tensor.")
+          "shape", [](const Packet& packet) { return packet.sizes().vec(); }, "Its shape.")
       .def_property_readonly("exact", &Packet::exact,
-                             "Whether the tensor was too small to fold and is kept as it is.")
+                             "Whether the tensor was too small to fold and is kept unfolded.")
       .def("__repr__", &Packet::describe);
 
   python::add_codecs(module);

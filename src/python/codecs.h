@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Codecs and rules, from what Python makes of them.
+// Codecs and rules, from their Python form.
 
 #ifndef BACKFOLD_PYTHON_CODECS_H_
 #define BACKFOLD_PYTHON_CODECS_H_
@@ -17,10 +17,10 @@
 
 namespace backfold::python {
 
-// By the name of its class and its arguments.
+// The codec of this class name and these arguments.
 Codec codec_of(const std::string& name, const pybind11::dict& arguments);
 
-// Codec and arguments; whether listed modules are what it is for; operator, type and least size.
+// Codec and arguments; whether listed modules select places; operator, type and least size.
 using PyRule = std::tuple<std::string, pybind11::dict, bool, std::string,
                           std::optional<at::ScalarType>, std::int64_t>;
 CodecRule rule_of(const PyRule& rule);

@@ -18,7 +18,7 @@ namespace {
 
 namespace py = pybind11;
 
-// A controller whose block is entered and left by two calls.
+// A controller whose block is entered and left by separate calls.
 class PyController {
  public:
   PyController(const py::dict& options, bool observe_only) : controller_(options_of(options)) {
@@ -41,8 +41,8 @@ class PyController {
     return found;
   }
 
-  // Lists the model's parts, as (module, path, keep, bits of the rules for it), and its parameters
-  // and buffers, as (name, tensor, whether it is a buffer).
+  // Lists the model's parts, as (module, path, keep, bit set of its rules), and its parameters and
+  // buffers, as (name, tensor, whether it is a buffer).
   void list_model(
       const std::vector<std::tuple<py::object, std::string, bool, std::uint64_t>>& modules,
       const std::vector<std::tuple<std::string, at::Tensor, bool>>& tensors) {
@@ -51,7 +51,7 @@ class PyController {
     listed_.clear();
     keeps_ = false;
     for (const auto& [module, path, keep, rules] : modules) {
-      listed_.push_back(module);  // alive, so that its address stays its own
+      listed_.push_back(module);  // kept alive, so that its address is not reused
       const auto known = paths_.find(path);
       const std::uint32_t id =
           known != paths_.end() ? known->second : state.sites->add_path(path, keep, rules);
@@ -70,8 +70,8 @@ class PyController {
     state.model.unknown_modules = false;
   }
 
-  // Whether the next entry should be told which modules run, which costs some microseconds for
-  // each: while places are learned, and where the user named some.
+  // Whether the next entry needs to know which modules run, which costs some microseconds each:
+  // while places are learned, and if the user selected some by module.
   bool wants_modules() {
     auto& state = controller_.state();
     state.model.watches_modules = keeps_ || state.model.unplaced_sites || state.blocks.steps < 2;
@@ -79,14 +79,14 @@ class PyController {
     return state.model.watches_modules;
   }
 
-  // Raises as enter() would where the block is open, or where torch takes no hooks.
+  // Raises like enter() if the block is open already or torch accepts no hooks.
   void expect_enterable() {
     if (controller_.state().blocks.entered) torch_layer::refuse_entered(controller_.state());
     torch_layer::hook_installer().install();
     torch_layer::hook_installer().uninstall();
   }
 
-  // `device` is that of the GPU whose allocations are counted, -1 for none.
+  // `device` is the index of the GPU whose allocations are counted, -1 for none.
   void enter(int device) {
     controller_.state().blocks.device.reset();
     if (device >= 0) controller_.state().blocks.device.emplace(at::kCUDA, device);
@@ -96,7 +96,7 @@ class PyController {
   void exit() {
     TORCH_CHECK(scope_ && torch_layer::Entry::current() &&
                     &torch_layer::Entry::current()->state() == &controller_.state(),
-                "a controller's block must end on the thread that entered it, after the blocks "
+                "a Controller's block must end on the thread that entered it, after all blocks "
                 "inside it");
     scope_.reset();
     auto& state = controller_.state();
@@ -104,7 +104,7 @@ class PyController {
       state.probing.waiting = std::exchange(state.probing.running, nullptr);
   }
 
-  // Measures every site that `step` saves to. Returns how many there were.
+  // Measures every site that `step` saves to. Returns their number.
   int calibrate(const std::function<void()>& step, const std::vector<at::Tensor>& leaves,
                 double scale, bool exactly) {
     const auto measure = exactly ? torch_layer::calibrate_exactly : torch_layer::calibrate;
@@ -115,7 +115,7 @@ class PyController {
     torch_layer::replan(controller_.state());
   }
 
-  // Turns of probes, see torch/turns.h. `arrived` is None where no call was recorded.
+  // Turns of probes, see torch/turns.h. `arrived` is None if no call was recorded.
   bool probe_is_due(std::int64_t step) {
     return torch_layer::probe_is_due(controller_.state(), step);
   }
@@ -141,7 +141,7 @@ class PyController {
     torch_layer::finish_turn(controller_.state(), measured, rest, tangents, energy);
   }
 
-  // Whether the model's call is run again, and with all of its batch.
+  // Whether the model's call is run again, and whether with its whole batch.
   std::pair<bool, bool> replay() {
     const auto& turns = controller_.state().turns;
     return {turns.replays, turns.whole};
@@ -153,8 +153,8 @@ class PyController {
   }
 
   void inside_model(bool inside) { controller_.state().probing.inside_model = inside; }
-  // What the recorded call of the model returned, with the rows of each that are run again; 0 is
-  // all of them.
+  // The outputs of the model's recorded call, each with the number of its rows that are run again;
+  // 0 means all.
   void model_returned(const std::vector<std::pair<at::Tensor, std::int64_t>>& outputs) {
     std::vector<torch_layer::ModelOutput> returned;
     for (const auto& [tensor, rows] : outputs) returned.push_back({tensor, rows});
@@ -195,7 +195,7 @@ class PyController {
     return 0;
   }
   void clear() {
-    const auto listed = std::exchange(listed_, {});  // what they hold may lead back here
+    const auto listed = std::exchange(listed_, {});  // destroying them may lead back here
     const auto combine = std::exchange(combine_, {});
     controller_.state().turns.on_noise = nullptr;
     const auto on_noise = std::exchange(on_noise_, {});
@@ -210,7 +210,7 @@ class PyController {
   bool keeps_ = false;
 };
 
-// The controller of an object whose constructor is done; null before.
+// The controller in an object; null until its constructor has finished.
 PyController* controller_in(PyObject* self) {
   auto* instance = reinterpret_cast<py::detail::instance*>(self);
   return instance->get_value_and_holder().holder_constructed() ? py::cast<PyController*>(self)

@@ -17,11 +17,10 @@ namespace py = pybind11;
 using torch_layer::Entry;
 using torch_layer::Saved;
 
-// What stands in for a saved tensor: an object that only hands its contents back.
+// Stands in for a saved tensor: an object that can only be unpacked.
 struct PySaved {
   PyObject_HEAD Saved saved;
-  PyObject*
-      original;  // a subclass instance to give back, or a tensor whose attributes to give back
+  PyObject* original;  // a subclass instance to return, or a tensor with attributes; may be null
 };
 
 void dealloc(PyObject* self) {
@@ -36,7 +35,7 @@ void dealloc(PyObject* self) {
 PyTypeObject* saved_type = nullptr;
 
 PyTypeObject* make_saved_type() {
-  static char doc[] = "What autograd holds in place of a tensor while a Controller's block runs.";
+  static char doc[] = "Held by autograd in place of a tensor saved inside a Controller's block.";
   static PyType_Slot slots[] = {
       {Py_tp_dealloc, reinterpret_cast<void*>(dealloc)}, {Py_tp_doc, doc}, {0, nullptr}};
   static PyType_Spec spec = {"backfold._C.Saved", sizeof(PySaved), 0,
@@ -46,7 +45,7 @@ PyTypeObject* make_saved_type() {
   return reinterpret_cast<PyTypeObject*>(type);
 }
 
-// Other Python threads go on while a large tensor is packed on the CPU.
+// While a large tensor is packed on the CPU, other Python threads may run.
 bool is_long_work(const at::Tensor& tensor) {
   return tensor.layout() == at::kStrided && !tensor.is_nested() && tensor.is_cpu() &&
          tensor.numel() > torch_layer::kLongWork;
@@ -57,9 +56,9 @@ bool has_attributes(PyObject* object) {
   return dict && *dict && PyDict_GET_SIZE(*dict) > 0;
 }
 
-// An alias of a tensor that carries the tensor's Python attributes. Autograd makes a variable of
-// what it is given; of an alias with nothing in common but its memory it makes one in place, and
-// the Python object with the attributes stays.
+// An alias of a tensor that carries the tensor's Python attributes. Autograd turns what it is given
+// into a variable. For an alias that shares only its memory it does so in place, so the Python
+// object with the attributes survives.
 py::object alias_with_attributes(const at::Tensor& tensor, PyObject* attributes) {
   auto alias = py::reinterpret_steal<py::object>(THPVariable_Wrap(tensor.variable_data()));
   if (!alias) throw python_error();
@@ -131,9 +130,9 @@ PyObject* module_begins(PyObject*, PyObject* module) {
   } else if (at::GradMode::is_enabled() &&
              torch_layer::missed(module, PyObject_HasAttrString(module, "_is_replica"))) {
     const char* text =
-        "backfold: a forward of the model runs on a thread that is outside of the controller's "
-        "block (as with DataParallel); nothing that it saves is folded. Enter a controller of its "
-        "own on that thread.";
+        "backfold: a forward of the model runs on a thread outside of the Controller's block (as "
+        "with DataParallel), and nothing that it saves is folded. Enter a separate Controller on "
+        "that thread.";
     if (PyErr_WarnEx(PyExc_UserWarning, text, 1) < 0) throw python_error();
   }
   Py_RETURN_NONE;
@@ -148,11 +147,11 @@ PyObject* module_ends(PyObject*, PyObject* module) {
 }
 
 PyMethodDef pack_method = {"pack", pack, METH_O, "Folds a tensor that autograd saves."};
-PyMethodDef unpack_method = {"unpack", unpack, METH_O, "Restores it."};
+PyMethodDef unpack_method = {"unpack", unpack, METH_O, "Restores a folded tensor."};
 PyMethodDef begins_method = {"module_begins", module_begins, METH_O,
-                             "Tells the block which module runs."};
+                             "Tells the block which module begins."};
 PyMethodDef ends_method = {"module_ends", module_ends, METH_O,
-                           "Tells the block that the module is done."};
+                           "Tells the block that a module has ended."};
 
 PyObject* pack_function = nullptr;
 PyObject* unpack_function = nullptr;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Autograd's doors where Python is loaded: a pair of C functions for saved_tensors_hooks, and a
-// pair for torch's module hooks. No Python frame runs for a saved tensor.
+// Hooks for use with Python: a pair of C functions for saved_tensors_hooks, and a pair for torch's
+// module hooks. No Python frame runs for a saved tensor.
 
 #ifndef BACKFOLD_PYTHON_HOOKS_H_
 #define BACKFOLD_PYTHON_HOOKS_H_
@@ -10,8 +10,8 @@
 
 namespace backfold::python {
 
-// Makes the hooks and registers them with the torch layer as the way to set hooks. Adds
-// module_begins and module_ends to the module.
+// Makes the hooks and registers them with the torch layer as its hook installer. Adds module_begins
+// and module_ends to the module.
 void add_hooks(pybind11::module_& module);
 
 }  // namespace backfold::python

@@ -46,7 +46,7 @@ std::string to_json(const py::handle& object) {
   return py::module_::import("json").attr("dumps")(object).cast<std::string>();
 }
 
-// (kind, value, whether widths are planned) of the target that the options name.
+// (kind, value, whether widths are planned) of the target in the options.
 static py::tuple target_of(const py::dict& given) {
   using torch_layer::Target;
   const torch_layer::Wanted wanted = torch_layer::wanted_by(options_of(given));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Options, targets and JSON, from and to what Python makes of them.
+// Options, targets and JSON, to and from their Python form.
 
 #ifndef BACKFOLD_PYTHON_OPTIONS_H_
 #define BACKFOLD_PYTHON_OPTIONS_H_
@@ -13,7 +13,7 @@
 
 namespace backfold::python {
 
-// By the names of the fields; what is left out has its default.
+// Options by field name; those left out have their defaults.
 ControllerOptions options_of(const pybind11::dict& options);
 
 // JSON as Python's own module reads and writes it.

@@ -30,7 +30,7 @@ inline std::string base64(std::string_view bytes) {
   return text;
 }
 
-// None where it is not base64.
+// None if `text` is not base64.
 inline std::optional<std::string> from_base64(std::string_view text) {
   if (text.size() % 4 != 0) return std::nullopt;
   std::string bytes;

@@ -17,8 +17,8 @@
 namespace backfold::torch_layer {
 namespace {
 
-// Leaves moved by epsilon times a random direction, for as long as one lives. Goes through aliases
-// that do not share the leaves' version counters: for autograd nothing happened.
+// Moves leaves by epsilon times a random direction during its lifetime. It writes through aliases
+// that do not share the leaves' version counters, so autograd does not notice.
 class MovedLeaves {
  public:
   MovedLeaves(const std::vector<at::Tensor>& leaves, double epsilon, std::uint64_t seed) {
@@ -27,7 +27,7 @@ class MovedLeaves {
     std::unordered_set<const void*> storages;
     std::vector<at::Tensor> directions;
     for (const at::Tensor& leaf : leaves) {
-      // Of leaves that share memory the first one moves it.
+      // If leaves share memory, only the first one moves it.
       if (!storages.insert(leaf.storage().unsafeGetStorageImpl()).second) continue;
       at::Generator& generator = generators[leaf.device().str()];
       if (!generator.defined()) {
@@ -54,8 +54,8 @@ class MovedLeaves {
   std::vector<at::Tensor> aliases_, values_;
 };
 
-// Small enough that activations move linearly, large enough that the difference stands out of
-// rounding: in 16 bits that takes more.
+// Small enough that activations move linearly, large enough that the difference stands out from
+// rounding, which takes more in 16 bits.
 double epsilon_for(const State& state, const std::vector<at::Tensor>& leaves) {
   bool narrow = false, wide = !leaves.empty();
   for (const at::Tensor& leaf : leaves) {
@@ -72,7 +72,7 @@ bool is_leaf_to_move(const at::Tensor& tensor) {
          tensor.numel() > 0;
 }
 
-// A forward may write to parameters (a momentum encoder); buffers have copies in any case.
+// A forward may write to parameters (a momentum encoder). Buffers are copied in any case.
 std::vector<at::Tensor> parameters_of(const State& state) {
   std::vector<at::Tensor> tensors;
   for (const Parameter& parameter : state.model.parameters)
@@ -80,7 +80,7 @@ std::vector<at::Tensor> parameters_of(const State& state) {
   return tensors;
 }
 
-// One pass of a probe. The first one is over when its backward begins.
+// Runs one pass of a probe. The first pass ends where its backward begins.
 void run(const std::shared_ptr<State>& state, const std::shared_ptr<Probe>& probe, Probe::Pass pass,
          const std::function<void()>& step) {
   struct Attached {
@@ -146,7 +146,7 @@ Snapshot::~Snapshot() {
 
 namespace {
 
-// Before the first step nothing is known of what is saved where.
+// Runs a step if there was none yet, to learn what is saved where.
 void learn_sites(const std::shared_ptr<State>& state, const std::function<void()>& step,
                  const Snapshot& snapshot) {
   TORCH_CHECK(!state->blocks.entered, "calibrate cannot run inside the controller's block");
@@ -166,7 +166,7 @@ std::vector<at::Tensor> leaves_of(const State& state, const CalibrateOptions& op
   return leaves;
 }
 
-// Gradients meanwhile are none of the user's.
+// Hides gradients from the guard that are not those of the user's training.
 struct Paused {
   explicit Paused(State& paused) : state(paused) { pause_guard(state, true); }
   ~Paused() { pause_guard(state, false); }
@@ -180,13 +180,13 @@ std::vector<Codec> menu_of(const Policy& policy) {
 }
 
 constexpr const char* kNoBackward =
-    "step must run backward: it saved tensors for it and never asked for them";
+    "step must run backward, but the tensors that it saved for backward were never read";
 
 std::uint64_t seed_of(const State& state) {
   return state.options.seed + static_cast<std::uint64_t>(state.blocks.steps);
 }
 
-// What a pass left in the leaves.
+// The gradients that a pass left in the leaves.
 std::vector<at::Tensor> gradients_of(const std::vector<at::Tensor>& leaves) {
   std::vector<at::Tensor> gradients;
   for (const at::Tensor& leaf : leaves) gradients.push_back(leaf.grad());
@@ -201,8 +201,7 @@ double squared_distance(const std::vector<at::Tensor>& a, const std::vector<at::
   return std::accumulate(energies.begin(), energies.end(), 0.0);
 }
 
-// How large the gradient is that errors are compared with; none where nothing was left in the
-// leaves.
+// The energy of the gradient that errors are compared with; none if the leaves have no gradient.
 std::optional<double> energy_of(const std::vector<at::Tensor>& gradients, double scale) {
   std::vector<at::Tensor> norms;
   for (const at::Tensor& gradient : gradients)
@@ -237,7 +236,7 @@ int calibrate(const std::shared_ptr<State>& state, const std::function<void()>& 
     snapshot.rewind();
     return probe->finish(options.scale);
   };
-  // Errors at few bits depend on the plan that they meet: the first one is made twice.
+  // Errors at few bits depend on the plan in force, so the first plan is made twice.
   const bool again = noisy_at && !state->planning.plan;
   const int measured = measure();
   if (!again || measured == 0) return measured;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Calibration: runs a probe over the user's step and leaves everything else as it was.
+// Calibration: runs a probe over the user's step and restores everything that the step changed.
 
 #ifndef BACKFOLD_TORCH_PROBE_CALIBRATE_H_
 #define BACKFOLD_TORCH_PROBE_CALIBRATE_H_
@@ -16,22 +16,22 @@
 namespace backfold::torch_layer {
 
 struct CalibrateOptions {
-  // Leaves that receive a gradient and are no parameters of the model.
+  // Leaves that receive a gradient and are not parameters of the model.
   std::vector<at::Tensor> leaves;
-  // Energies are multiplied by this: what a part of the batch gives, made that of the whole.
+  // Multiplies energies, to scale those of a part of the batch to the whole.
   double scale = 1;
 };
 
-// `step` runs forward and backward; it is called twice, four times for the first plan at few bits,
-// and once more, folded, where nothing is known of its sites yet. Parameters, gradients, buffers
-// and torch's generators are bitwise what they were afterwards, also where `step` throws. Returns
-// the number of sites that were measured.
+// `step` runs forward and backward. It is called twice, or four times for the first plan at few
+// bits, and once more, folded, if its sites are not known yet. Afterwards parameters, gradients,
+// buffers and torch's generators are bitwise what they were, even if `step` throws. Returns the
+// number of sites measured.
 int calibrate(const std::shared_ptr<State>& state, const std::function<void()>& step,
               const CalibrateOptions& options);
 
-// The same by the procedure of GACT's paper, which the probe stands in for: every site folded
-// alone, at each width of its table, against the gradient of a pass that folds nothing. Takes some
-// passes for every site.
+// The same by the procedure of GACT's paper, which the probe replaces: folds every site alone, at
+// each width of its table, and compares with the gradient of a pass that folds nothing. Takes
+// several passes for every site.
 int calibrate_exactly(const std::shared_ptr<State>& state, const std::function<void()>& step,
                       const CalibrateOptions& options);
 
@@ -39,9 +39,9 @@ int calibrate_exactly(const std::shared_ptr<State>& state, const std::function<v
 class Snapshot {
  public:
   explicit Snapshot(const State& state);
-  // For another pass: buffers and generators as they were, and no gradients, as from the beginning.
+  // Prepares another pass: restores buffers and generators, and clears gradients.
   void rewind() const;
-  // Brings everything back.
+  // Restores everything.
   ~Snapshot();
   Snapshot(const Snapshot&) = delete;
   Snapshot& operator=(const Snapshot&) = delete;
@@ -50,7 +50,7 @@ class Snapshot {
   void forget_gradients() const;
 
   std::vector<at::Tensor> buffers_, copies_;
-  std::vector<std::pair<at::Tensor, at::Tensor>> gradients_;  // of which leaf
+  std::vector<std::pair<at::Tensor, at::Tensor>> gradients_;  // leaf and gradient
   std::vector<std::pair<at::Generator, at::Tensor>> generators_;
 };
 

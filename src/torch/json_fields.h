@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Fields of JSON objects, read with one clear sentence for what is missing or of another type, and
-// numbers that JSON has no words for.
+// Reads fields of JSON objects, with a clear error for one that is missing or of another type, and
+// numbers that JSON cannot express.
 
 #ifndef BACKFOLD_TORCH_JSON_FIELDS_H_
 #define BACKFOLD_TORCH_JSON_FIELDS_H_
@@ -16,25 +16,25 @@
 
 namespace backfold::torch_layer {
 
-using Json = nlohmann::ordered_json;  // keys stay in the order in which a reader wants them
+using Json = nlohmann::ordered_json;  // keeps keys in the order they are written
 
-// Raises ValueError where `text` is no JSON object. `what` names it.
+// Raises ValueError if `text` is not a JSON object. `what` names it.
 inline Json parse_object(std::string_view text, const char* what) {
   Json parsed = Json::parse(text, nullptr, false);
-  TORCH_CHECK_VALUE(!parsed.is_discarded(), what, " holds no JSON");
+  TORCH_CHECK_VALUE(!parsed.is_discarded(), what, " must be valid JSON");
   TORCH_CHECK_VALUE(parsed.is_object(), what, " must be a JSON object");
   return parsed;
 }
 
-// An object that is read, and what it is a part of: "state".
+// An object to read from, and what it is part of, for messages: "state".
 struct Fields {
   const Json& object;
   const char* what;
 
   const Json& operator[](const char* name) const {
     const auto found = object.find(name);
-    TORCH_CHECK_VALUE(found != object.end(), what, " must be what Backfold wrote, but has no '",
-                      name, "'");
+    TORCH_CHECK_VALUE(found != object.end(), what,
+                      " must have been written by Backfold, but has no '", name, "'");
     return *found;
   }
   Fields within(const char* name) const { return {(*this)[name], what}; }
@@ -57,7 +57,7 @@ struct Fields {
   }
 };
 
-// A number as JSON can hold it, bit for bit; those that are not finite by name.
+// A number in JSON, bit for bit; infinities and NaN by name.
 inline Json as_json(double value) {
   if (std::isfinite(value)) return value;
   return std::isnan(value) ? "nan" : value > 0 ? "inf" : "-inf";

@@ -28,7 +28,7 @@ const std::vector<Level>& levels() {
       {"pooled", std::nullopt, false, {saved_by("aten::convolution", codecs::Pool{4})}},
       {"division", std::nullopt, false, {everywhere(codecs::PoolResidual{8, 2})}},
       {"mesa", std::nullopt, false, {everywhere(codecs::RunningRange{8})}},
-      // Of a product with a weight the error stays in the gradient of that weight.
+      // The error of a product with a weight stays in the gradient of that weight.
       {"exact-project",
        std::nullopt,
        false,
@@ -38,7 +38,7 @@ const std::vector<Level>& levels() {
   return table;
 }
 
-// What they need that is not there, and the level that is the same without it.
+// The feature that each needs and Backfold lacks, and the level that is the same without it.
 struct Refused {
   const char *name, *missing, *instead;
 };
@@ -61,8 +61,8 @@ const Level& level_named(const std::string& name) {
   }
   for (const Refused& refused : kRefused) {
     TORCH_CHECK_VALUE(name != refused.name, "level='", name, "' needs ", refused.missing,
-                      ", which Backfold does not have yet: '", refused.instead,
-                      "' is the same without");
+                      ", which Backfold does not support yet; '", refused.instead,
+                      "' is the same without it");
     names += ", " + std::string(refused.name);
   }
   TORCH_CHECK_VALUE(false, "level must be one of ", names, ", got '", name, "'");

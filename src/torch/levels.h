@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Levels: what GACT, ActNN and other papers do, by one name each.
+// Levels: the settings of GACT, ActNN and other papers, by name.
 
 #ifndef BACKFOLD_TORCH_LEVELS_H_
 #define BACKFOLD_TORCH_LEVELS_H_
@@ -17,10 +17,10 @@ struct Level {
   const char* name = "";
   std::optional<double> bits;          // none: only what stays exact
   bool adaptive = false;               // whether widths are planned
-  std::vector<CodecRule> codecs = {};  // for what is kept by another codec than the plan's
+  std::vector<CodecRule> codecs = {};  // for tensors that the plan does not decide on
 };
 
-// Raises ValueError for a name that is no level, or one that needs what Backfold does not have yet.
+// Raises ValueError for an unknown name, and for levels that need features Backfold lacks.
 const Level& level_named(const std::string& name);
 
 }  // namespace backfold::torch_layer

@@ -50,7 +50,7 @@ std::int64_t parse_bytes(std::string_view text) {
   std::string units;
   for (const Unit& one : kUnits) units += (units.empty() ? "" : ", ") + std::string(one.name);
   TORCH_CHECK_VALUE(starts && error != std::errc::invalid_argument && unit,
-                    "budget must be a number with one of the units ", units, " or none, got '",
+                    "budget must be a number, optionally with one of the units ", units, ", got '",
                     text, "'");
   const double bytes = error == std::errc() ? std::trunc(number * *unit) : 0;
   TORCH_CHECK_VALUE(bytes >= 1 && bytes < 9223372036854775808.0,
@@ -64,14 +64,13 @@ namespace {
 void check_target(const ControllerOptions& options) {
   const int given = options.ratio.has_value() + options.budget.has_value() + !options.level.empty();
   TORCH_CHECK_VALUE(given <= 1,
-                    "ratio, budget and level cannot be given together: each alone says how much is "
-                    "kept");
+                    "ratio, budget and level cannot be given together: each sets how much is kept");
   TORCH_CHECK_VALUE(!options.ratio || (*options.ratio > 1 && std::isfinite(*options.ratio)),
                     "ratio must be above 1 and finite, got ", *options.ratio);
   TORCH_CHECK_VALUE(!options.budget || *options.budget >= 1,
                     "budget must be at least one byte and below 2**63, got ", *options.budget);
   constexpr const char* kNeedsPlan =
-      " needs a plan, which adaptive=False forbids: give bits instead";
+      " needs a plan, which adaptive=False rules out; use bits instead";
   TORCH_CHECK_VALUE(options.adaptive || !options.ratio, "ratio=", *options.ratio, kNeedsPlan);
   TORCH_CHECK_VALUE(options.adaptive || !options.budget, "budget=", *options.budget, kNeedsPlan);
 }
@@ -80,7 +79,7 @@ Wanted wanted_by_bits(const std::optional<double>& bits, bool adaptive) {
   if (!bits) return {};
   TORCH_CHECK_VALUE(adaptive || is_width(*bits), "bits must be one of ", list_code_widths(),
                     " with adaptive=False, got ", *bits,
-                    "; adaptive=True takes any mean from 1 to 16");
+                    "; adaptive=True allows any mean from 1 to 16");
   TORCH_CHECK_VALUE(*bits >= 1 && *bits <= 16, "bits must be from 1 to 16, got ", *bits);
   return {Target{Target::Kind::kBits, *bits}, adaptive};
 }
@@ -95,8 +94,8 @@ Wanted wanted_by(const ControllerOptions& options) {
   if (options.level.empty()) return wanted_by_bits(options.bits, options.adaptive);
   const Level& level = level_named(options.level);
   TORCH_CHECK_VALUE(options.adaptive || !level.adaptive, "level='", options.level,
-                    "' plans widths, which adaptive=False forbids: 'L1', 'L1.1', 'L1.2' and "
-                    "'actnn-L2' have one width everywhere");
+                    "' plans widths, which adaptive=False rules out; 'L1', 'L1.1', 'L1.2' and "
+                    "'actnn-L2' use one width everywhere");
   return wanted_by_bits(level.bits, level.adaptive);
 }
 
@@ -127,7 +126,7 @@ std::shared_ptr<State> state_for(const ControllerOptions& options) {
   if (!options.level.empty()) {
     const Level& level = level_named(options.level);
     TORCH_CHECK_VALUE(level.codecs.empty() || options.codec.empty(), "level='", options.level,
-                      "' brings its own codec: codec cannot be given, too");
+                      "' sets its own codec, so codec cannot be given as well");
     for (const CodecRule& rule : level.codecs) state->policy.add(rule);
   }
   for (const CodecRule& rule : options.codec) state->policy.add(rule);

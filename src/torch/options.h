@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a user asks for, checked, as the state that a controller begins with.
+// Checks the user's options, and makes the state that a controller begins with.
 
 #ifndef BACKFOLD_TORCH_OPTIONS_H_
 #define BACKFOLD_TORCH_OPTIONS_H_
@@ -16,7 +16,7 @@ namespace backfold::torch_layer {
 // The one target that the options name.
 struct Wanted {
   std::optional<Target> target;  // none: only what stays exact
-  bool adaptive = false;         // whether widths are planned; if not, a target is of bits
+  bool adaptive = false;         // whether widths are planned; if not, the target is in bits
 };
 
 // Each raises ValueError, naming the option, its value and what is allowed.

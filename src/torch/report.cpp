@@ -17,12 +17,12 @@ std::string mebibytes(std::int64_t bytes) {
   return text;
 }
 
-// At most `width` characters, the end being what tells paths apart.
+// At most `width` characters. The end is kept, as it tells paths apart.
 std::string shortened(const std::string& text, std::size_t width) {
   return text.size() <= width ? text : "~" + text.substr(text.size() - width + 1);
 }
 
-// Sites of one module and operator. How and why are those of the site that holds most.
+// Sites of one module and operator. `how` is that of the site that holds most.
 struct Line {
   std::string module, op;
   std::int64_t saves = 0, saved = 0, unique = 0, held = 0;
@@ -95,16 +95,15 @@ std::string Report::text(std::size_t limit) const {
     out += "... and " + std::to_string(lines.size() - shown) + " more lines\n";
   if (plan) {
     std::snprintf(text, sizeof text,
-                  "plan of step %lld: %lld places measured, %.2f bits a code on average, %s MiB "
-                  "expected; error energy %.3g, with one width everywhere %.3g\n",
+                  "plan of step %lld: %lld places measured, %.2f bits per code on average, %s MiB "
+                  "expected; error energy %.3g, or %.3g with one width everywhere\n",
                   static_cast<long long>(plan->step), static_cast<long long>(plan->sites),
                   plan->mean_bits, mebibytes(plan->held_bytes).c_str(), plan->error,
                   plan->uniform_error);
     out += text;
   }
   if (noise) {
-    std::snprintf(text, sizeof text, "error of folding by the gradient's own variance: %.3g\n",
-                  *noise);
+    std::snprintf(text, sizeof text, "folding error / gradient variance: %.3g\n", *noise);
     out += text;
   }
   std::snprintf(text, sizeof text,
@@ -113,7 +112,7 @@ std::string Report::text(std::size_t limit) const {
                 mebibytes(unique_bytes).c_str(), mebibytes(alive_bytes).c_str(),
                 folded ? "held now" : "kept by autograd alone", mebibytes(held_bytes).c_str());
   out += text;
-  if (unseen_bytes) out += "; allocated and not seen here " + mebibytes(*unseen_bytes);
+  if (unseen_bytes) out += "; allocated but not seen here " + mebibytes(*unseen_bytes);
   return out;
 }
 
@@ -139,7 +138,7 @@ Report report_of(const State& state) {
     row.held_bytes = ledger.held_bytes;
     row.duplicate_bytes = ledger.duplicate_bytes;
     Kind kind = ledger.kind;
-    // Whether somebody else has what an observed site saved is known only after the block.
+    // Whether a tensor that an observed site saved stays alive is known only after the block.
     if (!report.folded && kind == Kind::kRaw && site.alive) {
       kind = Kind::kAlive;
       row.held_bytes = 0;

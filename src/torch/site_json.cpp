@@ -23,7 +23,7 @@ Fields fields_of_site(const std::string& site, const Json& json) {
   return {json, "plan"};
 }
 
-// Of the menu, by the way it is written; -1 where there is none.
+// The index of the codec in the menu, by its description; -1 if none is named.
 int codec_from_json(const std::string& site, const Json& json, const Policy& policy) {
   if (!json.contains("codec")) return -1;
   const auto name = Fields{json, "plan"}.get<std::string>("codec");
@@ -66,8 +66,8 @@ Sensitivity sensitivity_from_json(const Fields& fields) {
   return sensitivity;
 }
 
-// Numbers of a tensor bit for bit and in little space: a data set has as many norms as samples, and
-// that at every site.
+// The numbers of a tensor, bit for bit and compact: each site may have a norm for every sample of
+// the data set.
 Json tensor_as_json(const at::Tensor& tensor) {
   if (!tensor.defined()) return nullptr;
   const at::Tensor values = tensor.to(at::kCPU, at::kFloat).contiguous();
@@ -80,10 +80,11 @@ at::Tensor tensor_from_json(const std::string& site, const Json& json) {
   if (json.is_null()) return {};
   const Fields fields{json, kState};
   const auto bytes = from_base64(fields.get<std::string>("float32"));
-  TORCH_CHECK_VALUE(bytes, "state: a tensor of \"", site, "\" is not in base64");
+  TORCH_CHECK_VALUE(bytes, "state: a tensor of \"", site, "\" must be valid base64");
   const at::Tensor values = at::empty(fields.get<std::vector<std::int64_t>>("shape"), at::kFloat);
-  TORCH_CHECK_VALUE(bytes->size() == values.nbytes(), "state: a tensor of \"", site, "\" has ",
-                    values.sizes(), " numbers in ", bytes->size(), " bytes");
+  TORCH_CHECK_VALUE(bytes->size() == values.nbytes(), "state: a tensor of \"", site,
+                    "\" with shape ", values.sizes(), " must take ", values.nbytes(),
+                    " bytes, got ", bytes->size());
   std::memcpy(values.mutable_data_ptr(), bytes->data(), bytes->size());
   return values;
 }

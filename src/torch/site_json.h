@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What is known of sites, as JSON.
+// What is known about sites, as JSON.
 
 #ifndef BACKFOLD_TORCH_SITE_JSON_H_
 #define BACKFOLD_TORCH_SITE_JSON_H_
@@ -14,7 +14,7 @@
 
 namespace backfold::torch_layer {
 
-// {"bits": 4 or "raw", "layout": "flat"}, and "codec" where the plan chose one of the menu.
+// {"bits": 4 or "raw", "layout": "flat"}, and "codec" if the plan chose one of the menu.
 Json choice_as_json(const Choice& choice, const Policy& policy);
 // Raises ValueError, naming the site.
 Choice choice_from_json(const std::string& site, const Json& json, const Policy& policy);

@@ -49,7 +49,7 @@ SketchState sketch_from_json(const Fields& fields) {
   return sketch;
 }
 
-// Everything that a state says, read before anything is changed.
+// The contents of a state, all of it read before anything is changed.
 struct ReadState {
   std::vector<SiteRecord> records;
   std::int64_t steps = 0;
@@ -60,7 +60,7 @@ struct ReadState {
   std::optional<double> gradient_energy;
   bool outgrown = false, wants_scores = false;
   std::optional<SketchState> sketch;
-  std::optional<ProbeTurns> turns;  // what of them is written
+  std::optional<ProbeTurns> turns;  // only the fields that are saved
 };
 
 ReadState read(const Json& json, const Policy& policy) {
@@ -92,7 +92,7 @@ ReadState read(const Json& json, const Policy& policy) {
 }  // namespace
 
 std::string state_as_json(State& state) {
-  settle_scores(state);  // what a step took for it is not written
+  settle_scores(state);  // pending scores are not saved
   const Planning& planning = state.planning;
   Json json;
   json["steps"] = state.blocks.steps;
@@ -145,7 +145,7 @@ std::string plan_as_json(const State& state) {
     site["error"] = as_json(error_at(record.sensitivity, record.choice->bits));
     sites[record.name] = std::move(site);
   }
-  // Of sites that are not listed.
+  // The width of sites that are not listed.
   const Json bits = state.options.bits ? Json(*state.options.bits) : Json();
   return Json{{"bits", bits}, {"sites", sites}}.dump(2);
 }
@@ -154,7 +154,7 @@ void take_plan(State& state, std::string_view json) {
   const Json plan = parse_object(json, "plan");
   const auto given = [&](const char* name) { return plan.contains(name) ? plan[name] : Json(); };
   TORCH_CHECK_VALUE(given("sites").is_object() && given("bits").is_number_integer(),
-                    "plan must hold 'bits', an int, and 'sites', by name");
+                    "plan must hold 'bits', an int, and 'sites', an object keyed by site name");
   std::vector<std::pair<std::string, Choice>> choices;
   for (const auto& [name, site] : plan["sites"].items())
     choices.emplace_back(name, choice_from_json(name, site, state.policy));
@@ -173,7 +173,7 @@ std::string records_text(const std::vector<SiteRecord>& records, const Policy& p
 
 std::vector<SiteRecord> records_of_text(std::string_view json, const Policy& policy) {
   const Json parsed = Json::parse(json, nullptr, false);
-  TORCH_CHECK_VALUE(parsed.is_array(), "combine must return the sites that it was given");
+  TORCH_CHECK_VALUE(parsed.is_array(), "combine must return the list of sites that it was given");
   return records_from_json(parsed, policy);
 }
 

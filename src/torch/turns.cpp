@@ -13,13 +13,13 @@
 namespace backfold::torch_layer {
 namespace {
 
-// Places that the plan does not know ask for a probe, but not at every step: a model that differs
-// from step to step would be measured all the time.
+// Places that the plan does not know trigger a probe, but not at every step, or a model that
+// differs from step to step would be measured all the time.
 constexpr std::int64_t kStepsBetween = 10;
-// Steps after which a backward that has not come will not come: gradients may be accumulated over
-// several blocks before the first of them is run backward.
+// Steps after which a pending backward is given up. Gradients may be accumulated over several
+// blocks before the first of them runs backward.
 constexpr std::int64_t kPatience = 64;
-// A look waits for the GPU; a warning is not repeated at each.
+// Reading the noise waits for the GPU. A warning is not repeated at every reading.
 constexpr std::int64_t kStepsBetweenLooks = 100;
 constexpr std::int64_t kStepsBetweenWarnings = 1000;
 
@@ -34,15 +34,16 @@ void look_at_noise(State& state) {
   turns.warned = step;
   std::string sites;
   for (const std::string& site : noise->sites) sites += (sites.empty() ? "" : ", ") + site;
-  char percent[32], needed[64] = "no width would be enough";
+  char percent[32], needed[64] = "no width is enough";
   std::snprintf(percent, sizeof percent, "%.1f", 100 * noise->ratio);
   if (noise->needed)
-    std::snprintf(needed, sizeof needed, "%s=%.4g would be enough",
-                  name_of(state.planning.target->kind), *noise->needed);
-  TORCH_WARN("backfold: folding adds ", percent,
-             "% of the gradient's own variance, more than the 10% that training does not notice; "
-             "most of it at ",
-             sites, "; ", needed);
+    std::snprintf(needed, sizeof needed, "%s=%.4g is enough", name_of(state.planning.target->kind),
+                  *noise->needed);
+  TORCH_WARN(
+      "backfold: folding adds ", percent,
+      "% to the gradient's own variance, more than the 10% below which training is unaffected; "
+      "most of it comes from ",
+      sites, "; ", needed);
 }
 
 bool has_arrived(const State& state, std::optional<bool> arrived) {
@@ -54,10 +55,8 @@ bool has_arrived(const State& state, std::optional<bool> arrived) {
 
 ProbeSchedule make_schedule(std::vector<std::int64_t> steps, std::optional<std::int64_t> every) {
   for (const std::int64_t step : steps)
-    TORCH_CHECK_VALUE(step >= 1, "probe_steps must be 1 or more, the first step's number, got ",
-                      step);
-  TORCH_CHECK_VALUE(!every || *every >= 1, "probe_every must be 1 or more, or None for never, got ",
-                    *every);
+    TORCH_CHECK_VALUE(step >= 1, "probe_steps must be 1 (the first step) or more, got ", step);
+  TORCH_CHECK_VALUE(!every || *every >= 1, "probe_every must be 1 or more, or None, got ", *every);
   std::sort(steps.begin(), steps.end());
   return {std::move(steps), every};
 }
@@ -77,7 +76,7 @@ bool probe_is_due(const State& state, std::int64_t step) {
 
 bool should_measure(const State& state, std::optional<bool> arrived) {
   const bool patient = state.blocks.steps - state.turns.last < kPatience;
-  // No step is under inference mode: nothing is saved there, and nothing can be run again.
+  // In inference mode nothing is saved and nothing can be run again, so it is no step.
   return state.turns.waits && !c10::InferenceMode::is_enabled() &&
          (!patient || has_arrived(state, arrived));
 }

@@ -167,9 +167,13 @@ WRONG = [
     (codecs.Pool(4), torch.zeros(64, 64), "takes tensors of 3 to 5 dimensions, got [64, 64]"),
     (codecs.Project(64, 2), torch.zeros(64, 100), "takes a last dimension of 128 or more"),
     (codecs.Project(8, 2), torch.zeros(4, 4096), "takes 512 or more rows"),
-    (codecs.Quantize(2, per_sample=True), torch.zeros(4096), "takes tensors with a batch dim"),
+    (
+        codecs.Quantize(2, per_sample=True),
+        torch.zeros(4096),
+        "takes tensors whose first dimension is a batch",
+    ),
     (codecs.Quantize(2, per_sample=True), torch.zeros(1, 4096), "of 2 or more samples"),
-    (codecs.FewBit(3), torch.zeros(64, 64), "takes what aten::gelu and aten::silu save"),
+    (codecs.FewBit(3), torch.zeros(64, 64), "takes tensors saved by aten::gelu and aten::silu"),
     (codecs.RunningRange(), torch.zeros(64), "takes tensors of 2 or more dimensions"),
 ]
 
@@ -191,7 +195,7 @@ def test_what_a_codec_is_not_for_is_said(codec, tensor, message):
         (lambda: codecs.Pool(1), "Pool: block must be from 2 to 16, got 1"),
         (lambda: codecs.PoolResidual(8, 5), "PoolResidual: bits must be one of 1, 2, 3, 4, 8"),
         (lambda: codecs.Project(1), "Project: ratio must be 2 or more"),
-        (lambda: codecs.RunningRange(8, 1.0), "RunningRange: decay must be from 0 to below 1"),
+        (lambda: codecs.RunningRange(8, 1.0), "RunningRange: decay must be in [0, 1), got 1"),
         (lambda: codecs.FewBit(1), "FewBit: bits must be one of 2, 3, 4, got 1"),
     ],
 )

@@ -70,7 +70,7 @@ def test_a_budget_that_cannot_be_kept_leaves_no_record_of_the_probe_step_behind(
     fold = backfold.Controller(model, budget=500, min_bytes=0, probe_steps=(2,))
     step(model, fold, x)
     for _ in range(2):
-        with pytest.raises(ValueError, match="budget=500 bytes cannot be kept"):
+        with pytest.raises(ValueError, match="budget=500 bytes cannot be met"):
             step(model, fold, x)
         assert hooks_of(model) == hooks
     assert fold.state_dict()["probe"]["again"]

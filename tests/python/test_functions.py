@@ -77,7 +77,7 @@ def test_trap_45_functions_that_nobody_knows_are_exact(device, function, adaptiv
     assert torch.equal(gradient, plain(function, x))
     for site in sites:
         assert site["kind"] == "raw"
-        assert site["reason"] == "a function that nobody knows, exact; codec= opens it"
+        assert site["reason"] == "an unknown function, kept exact; codec= opens it"
 
 
 def test_trap_45_operators_of_other_libraries_are_exact(device):
@@ -110,7 +110,7 @@ OPENED = [
 ]
 
 
-@pytest.mark.filterwarnings("ignore:backfold. codec. nothing that the first step saved matches")
+@pytest.mark.filterwarnings("ignore:backfold. codec. no tensor saved in the first step matches")
 @pytest.mark.parametrize("codec", OPENED)
 def test_a_function_is_opened_by_a_selector_that_names_it(device, codec):
     x = leaf(device)
@@ -135,7 +135,7 @@ CLOSED = [
 ]
 
 
-@pytest.mark.filterwarnings("ignore:backfold. codec. nothing that the first step saved matches")
+@pytest.mark.filterwarnings("ignore:backfold. codec. no tensor saved in the first step matches")
 @pytest.mark.parametrize("codec", CLOSED)
 def test_other_selectors_do_not_open_it(device, codec):
     # Such selectors are about modules and types: the user may not know that one contains a fused

@@ -118,7 +118,7 @@ def test_a_codec_that_does_not_fit_where_it_was_asked_for_is_an_error():
         ({"body[": codecs.Keep()}, ValueError, "has a '[' without a ']'"),
         ({"": codecs.Keep()}, ValueError, "must be a pattern of paths"),
         ({3: codecs.Keep()}, TypeError, "a selector must be a pattern of module paths"),
-        ({"body": "pool"}, TypeError, "'body' must be given a codec, got 'pool'"),
+        ({"body": "pool"}, TypeError, "the value for 'body' must be a codec, got 'pool'"),
         ("pool", TypeError, "codec must be a codec or a mapping"),
         ({codecs.Where: codecs.Keep()}, TypeError, "a selector must be"),
     ],
@@ -130,7 +130,7 @@ def test_bad_selectors_are_refused_before_anything_happens(codec, error, message
 
 
 def test_bad_parts_of_a_selector_are_refused():
-    with pytest.raises(ValueError, match="op must be a name with its namespace"):
+    with pytest.raises(ValueError, match="op must include the namespace"):
         codecs.Where(op="gelu")
     with pytest.raises(TypeError, match=r"dtype must be a torch\.dtype"):
         codecs.Where(dtype="float32")
@@ -174,7 +174,7 @@ def test_presets_that_need_more_say_so():
         backfold.Controller(level="actnn-L4")
     with pytest.raises(ValueError, match=r"level must be one of .*actnn-L3.*division"):
         backfold.Controller(level="actnn-L7")
-    with pytest.raises(ValueError, match="'mesa' brings its own codec"):
+    with pytest.raises(ValueError, match="'mesa' sets its own codec"):
         backfold.Controller(level="mesa", codec=codecs.Keep())
 
 
@@ -243,7 +243,7 @@ def test_a_plan_takes_from_the_menu_what_is_worth_its_bytes(device):
 
 
 def test_what_may_not_be_on_a_menu_is_refused():
-    with pytest.raises(ValueError, match=r"got Pool\(block=4\): what is biased is used by"):
+    with pytest.raises(ValueError, match=r"got Pool\(block=4\), a biased codec"):
         backfold.Controller(menu=[codecs.Pool(4)])
     with pytest.raises(TypeError, match="menu must hold codecs"):
         backfold.Controller(menu=["pool"])

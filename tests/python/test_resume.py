@@ -226,7 +226,7 @@ BAD = {
     "another model": (lambda s: spoiled(s, name="x.y/aten::mm/self/0"), "belongs to another model"),
     "half a tensor": (
         lambda s: spoiled(s, ranges={"shape": [3, 2], "float32": "AAAA"}),
-        "in 3 bytes",
+        "must take 24 bytes, got 3",
     ),
 }
 

@@ -43,8 +43,8 @@ TEST(Options, LevelsNameTargetsAndCodecs) {
 
 TEST(Options, WhatIsNotAllowedIsNamed) {
   EXPECT_EQ(message_of([] { Controller fold(level("L3")); }),
-            "level='L3' needs offloading, which Backfold does not have yet: 'L2' is the same "
-            "without");
+            "level='L3' needs offloading, which Backfold does not support yet; 'L2' is the same "
+            "without it");
   EXPECT_NE(message_of([] { Controller fold(level("l2")); }).find("got 'l2'"), std::string::npos);
   ControllerOptions both = level("L2");
   both.ratio = 8;
@@ -53,7 +53,7 @@ TEST(Options, WhatIsNotAllowedIsNamed) {
   ControllerOptions early;
   early.probe_steps = {2, 0};
   EXPECT_EQ(message_of([&] { Controller fold(early); }),
-            "probe_steps must be 1 or more, the first step's number, got 0");
+            "probe_steps must be 1 (the first step) or more, got 0");
   ControllerOptions part;
   part.probe_fraction = 0;
   EXPECT_EQ(message_of([&] { Controller fold(part); }),

@@ -14,7 +14,7 @@
 namespace backfold::torch_layer {
 namespace {
 
-// Where the core runs for tensors of a device.
+// Where the core runs for tensors on a device.
 Execution execution_on(const at::Device& device) {
   Execution execution;
   if (device.is_cpu()) {
@@ -23,16 +23,16 @@ Execution execution_on(const at::Device& device) {
   }
   TORCH_CHECK_VALUE(device.is_cuda(), "backfold: tensor must be on a CPU or CUDA device, got ",
                     device);
-  TORCH_CHECK(built_with_cuda(), "backfold: this build holds no CUDA kernels, but a tensor is on ",
+  TORCH_CHECK(built_with_cuda(), "backfold: this build has no CUDA kernels, but a tensor is on ",
               device,
-              ". Build Backfold where a CUDA toolkit (nvcc) is found: pip install "
+              ". Build Backfold on a machine with a CUDA toolkit (nvcc): pip install "
               "--no-build-isolation .");
   execution.backend = Backend::kCuda;
   execution.stream = c10::impl::VirtualGuardImpl(device.type()).getStream(device).native_handle();
   return execution;
 }
 
-// A packet on its way.
+// A packet in the making.
 struct Packing {
   const void* source;
   const at::Device& device;
@@ -67,8 +67,8 @@ Status pack_with(const ProjectFormat& format, const Packing& to) {
   return pack(format.codes, projected.const_data_ptr(), to.key, to.payload, to.execution);
 }
 
-// Packed with the union of the running range and this tensor's own: nothing is clipped, so it stays
-// unbiased. The running range then moves towards the tensor's.
+// Packs with the union of the running range and this tensor's own, so that nothing is clipped and
+// the result stays unbiased. The running range then moves towards the tensor's.
 Status pack_with(const RangedFormat& format, const Packing& to) {
   const at::AutoGradMode no_grad(false);
   const at::Tensor own =
@@ -82,11 +82,11 @@ Status pack_with(const RangedFormat& format, const Packing& to) {
   if (to.memory) {
     at::Tensor& running = to.memory->ranges;
     if (running.defined() && running.sizes() == own.sizes()) {
-      running = running.to(own.device());  // a state that was loaded comes on a CPU
+      running = running.to(own.device());  // a loaded state is on the CPU
       used = at::stack({at::minimum(running.select(1, 0), own.select(1, 0)),
                         at::maximum(running.select(1, 1), own.select(1, 1))},
                        1);
-      // A channel without a finite element has no range to learn from.
+      // A channel without finite elements has no range to learn from.
       running = at::where(own.isfinite(), running.lerp(own, 1 - to.memory->decay), running);
     } else {
       running = own.nan_to_num(0, 0, 0);
@@ -248,13 +248,13 @@ at::Tensor unpack_payload(const at::Tensor& payload, const Format& format, at::I
 
 namespace {
 
-// Normalised values are of one scale, so fp32 holds those of any type.
+// Normalised values share one scale, so fp32 can hold those of any type.
 GroupFormat of_values(GroupFormat format) {
   format.type = ElementType::kF32;
   return format;
 }
 
-// What the core needs to normalise by itself; none for what it does not do.
+// What the core needs to normalise on its own; none for cases that it does not handle.
 std::optional<RowAffine> row_affine(const GroupFormat& format, const Normalisation& by) {
   if (by.rows.run == 0 || by.rstd.scalar_type() != at::kFloat) return std::nullopt;
   const RowAffine rows{by.mean.defined() ? by.mean.const_data_ptr<float>() : nullptr,

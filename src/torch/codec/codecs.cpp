@@ -80,15 +80,14 @@ void check_codec(const Codec& codec) {
                           check_one_of("PoolResidual", "bits", one.bits, {1, 2, 3, 4, 8});
                         },
                         [](const codecs::Project& one) {
-                          TORCH_CHECK_VALUE(one.ratio >= 2, "Project: ratio must be 2 or more, as ",
-                                            "a projection is narrower than the dimension, got ",
-                                            one.ratio);
+                          TORCH_CHECK_VALUE(one.ratio >= 2,
+                                            "Project: ratio must be 2 or more, got ", one.ratio);
                           check_one_of("Project", "bits", one.bits, {1, 2, 3, 4, 5, 6, 8});
                         },
                         [](const codecs::RunningRange& one) {
                           check_one_of("RunningRange", "bits", one.bits, {2, 4, 8});
                           TORCH_CHECK_VALUE(one.decay >= 0 && one.decay < 1,
-                                            "RunningRange: decay must be from 0 to below 1, got ",
+                                            "RunningRange: decay must be in [0, 1), got ",
                                             one.decay);
                         },
                         [](const codecs::FewBit& one) {
@@ -105,10 +104,10 @@ void check_selector(const Selector& where) {
                       "codec: the ", name, " pattern '", pattern,
                       "' has a '[' without a ']'; a pattern takes *, ? and [abc]");
   }
-  // A class of autograd.Function has no namespace; an operator of torch has.
+  // Names of torch's operators have a namespace, those of autograd.Function classes do not.
   TORCH_CHECK_VALUE(where.op.find("::") != std::string::npos || !is_aten(where.op),
-                    "codec: op must be a name with its namespace like 'aten::gelu', got '",
-                    where.op, "'");
+                    "codec: op must include the namespace, as in 'aten::gelu', got '", where.op,
+                    "'");
   TORCH_CHECK_VALUE(where.min_bytes >= 0, "codec: min_bytes must be 0 or more, got ",
                     where.min_bytes);
 }

@@ -25,7 +25,7 @@ Misfit too_small(const at::Tensor& tensor, const Status& status) {
   return found;
 }
 
-// Dimensions in the order of memory, outermost first, without those of size 1.
+// Dimensions in memory order, outermost first, without those of size 1.
 c10::SmallVector<std::int64_t, 5> memory_order(const at::Tensor& tensor) {
   c10::SmallVector<std::int64_t, 5> order;
   for (std::int64_t d = 0; d < tensor.dim(); ++d)
@@ -40,8 +40,8 @@ ElementType type_of(const at::Tensor& tensor) { return *element_type(tensor.scal
 Coding pooled(int block, int bits, const at::Tensor& tensor, const Saver& saver) {
   const std::int64_t dim = tensor.dim();
   if (dim < 3 || dim > 5) return misfit("takes tensors of 3 to 5 dimensions, got ", tensor.sizes());
-  // Of (batch, channels, positions...) the positions; a sequence outside of a convolution is
-  // (batch, positions, channels).
+  // Positions are the last dimensions of (batch, channels, positions...). A sequence outside of a
+  // convolution is (batch, positions, channels).
   const bool sequence = dim == 3 && saver.op != "aten::convolution";
   const auto is_pooled = [&](std::int64_t d) { return sequence ? d == 1 : d >= 2; };
   PoolFormat format{.type = type_of(tensor), .block = block, .bits = bits, .outer = 1};
@@ -50,7 +50,9 @@ Coding pooled(int block, int bits, const at::Tensor& tensor, const Saver& saver)
   for (const std::int64_t d : memory_order(tensor)) {
     const std::int64_t size = tensor.size(d);
     if (is_pooled(d)) {
-      if (inner) return misfit("takes positions that lie together, got strides ", tensor.strides());
+      if (inner)
+        return misfit("takes positions that are adjacent in memory, got strides ",
+                      tensor.strides());
       positions.push_back(size);
     } else {
       inner |= !positions.empty();
@@ -65,8 +67,8 @@ Coding pooled(int block, int bits, const at::Tensor& tensor, const Saver& saver)
   return Format(format);
 }
 
-// Numbers of samples from shares, rounded so that they sum up; the rest goes to the largest
-// remainders.
+// Numbers of samples from shares, rounded such that they add up to all samples: those with the
+// largest remainders are rounded up.
 std::array<std::int64_t, 8> counts_of(const std::array<double, 8>& shares, std::int64_t samples) {
   std::array<std::int64_t, 8> counts{};
   std::array<std::size_t, 8> order{};
@@ -87,10 +89,10 @@ std::array<std::int64_t, 8> counts_of(const std::array<double, 8>& shares, std::
 
 Coding per_sample(int bits, const at::Tensor& tensor, const Saver& saver) {
   if (tensor.dim() < 2 || tensor.size(0) < 2)
-    return misfit("takes tensors with a batch dimension of 2 or more samples in front, got ",
+    return misfit("takes tensors whose first dimension is a batch of 2 or more samples, got ",
                   tensor.sizes());
   if (tensor.stride(0) * tensor.size(0) != tensor.numel())
-    return misfit("takes samples that lie together, got strides ", tensor.strides());
+    return misfit("takes samples that are contiguous in memory, got strides ", tensor.strides());
   std::array<double, 8> shares = saver.shares;
   if (std::accumulate(shares.begin(), shares.end(), 0.0) == 0)
     shares[static_cast<std::size_t>(std::find(kSampleWidths.begin(), kSampleWidths.end(), bits) -
@@ -128,7 +130,7 @@ Coding projected(const codecs::Project& codec, const at::Tensor& tensor, const K
 Coding ranged(const codecs::RunningRange& codec, const at::Tensor& tensor) {
   if (tensor.dim() < 2)
     return misfit("takes tensors of 2 or more dimensions, got ", tensor.sizes());
-  // Channels of a map, or heads; of a sequence or a matrix the last dimension.
+  // Channels of a map, or heads; for a sequence or a matrix, the last dimension.
   const std::int64_t channel = tensor.dim() >= 4 ? 1 : tensor.dim() - 1;
   RangedFormat format{
       .type = type_of(tensor), .bits = codec.bits, .outer = 1, .channels = 1, .inner = 1};
@@ -147,7 +149,7 @@ Coding ranged(const codecs::RunningRange& codec, const at::Tensor& tensor) {
 Coding tabulated(const codecs::FewBit& codec, const at::Tensor& tensor, const Saver& saver) {
   const bool gelu = saver.op == "aten::gelu";
   if (!gelu && saver.op != "aten::silu")
-    return misfit("takes what aten::gelu and aten::silu save, got a tensor of ",
+    return misfit("takes tensors saved by aten::gelu and aten::silu, got one saved by ",
                   saver.op.empty() ? std::string_view("no operator") : saver.op);
   const Activation activation = !gelu        ? Activation::kSilu
                                 : saver.tanh ? Activation::kGeluTanh

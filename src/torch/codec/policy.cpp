@@ -15,7 +15,8 @@ bool matches(const std::string& pattern, const std::string& name) {
 }  // namespace
 
 void Policy::add(CodecRule rule) {
-  TORCH_CHECK_VALUE(rules_.size() < kMostRules, "codec takes at most ", kMostRules, " selectors");
+  TORCH_CHECK_VALUE(rules_.size() < kMostRules, "codec must have at most ", kMostRules,
+                    " selectors");
   check_selector(rule.where);
   check_codec(rule.codec);
   std::string reason = describe(rule.codec) + (is_biased(rule.codec) ? ", biased" : "");
@@ -27,9 +28,9 @@ void Policy::offer(const Codec& codec) {
   const bool offered = std::holds_alternative<codecs::PoolResidual>(codec) ||
                        std::holds_alternative<codecs::Project>(codec) ||
                        std::holds_alternative<codecs::RunningRange>(codec);
-  TORCH_CHECK_VALUE(offered, "menu takes PoolResidual, Project and RunningRange, got ",
+  TORCH_CHECK_VALUE(offered, "menu must hold PoolResidual, Project or RunningRange, got ",
                     describe(codec),
-                    is_biased(codec) ? ": what is biased is used by the user's word alone" : "");
+                    is_biased(codec) ? ", a biased codec, which only codec= can choose" : "");
   menu_.push_back({{{}, codec}, describe(codec), false, false});
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Which codec is for which saved tensor, as far as the user says.
+// Which codec the user chose for which saved tensors.
 
 #ifndef BACKFOLD_TORCH_CODEC_POLICY_H_
 #define BACKFOLD_TORCH_CODEC_POLICY_H_
@@ -21,7 +21,7 @@ class Policy {
   static constexpr int kNone = -1;
   static constexpr std::size_t kMostRules = 64;  // bits of Path::rules
 
-  // A rule, and whether modules that the caller lists say which places it is for, instead of the
+  // A rule, and whether the modules that the caller lists decide where it applies, instead of the
   // pattern of its selector.
   struct NamedRule {
     CodecRule rule;
@@ -37,14 +37,14 @@ class Policy {
 
   // Raises ValueError for a codec or a selector that is not allowed.
   void add(CodecRule rule);
-  // From now on the modules that the caller lists say which places a rule is for.
+  // From now on the modules that the caller lists decide where a rule applies.
   void choose_by_listing(std::size_t rule) { rules_[rule].by_place = true; }
-  // A codec that plans may choose. Raises ValueError for one that is biased or keeps no packets.
+  // Adds a codec that plans may choose. Raises ValueError if it is biased or keeps no packets.
   void offer(const Codec& codec);
   const std::vector<NamedRule>& menu() const { return menu_; }
-  // What stands for a codec of the menu where a rule would.
+  // The number that stands for a codec of the menu in place of a rule's.
   static int menu_rule(int codec) { return static_cast<int>(kMostRules) + codec; }
-  // Whether a packet under this rule is the plan's.
+  // Whether the plan decides on packets under this rule.
   static bool is_planned(int rule) { return rule == kNone || rule >= menu_rule(0); }
 
   bool empty() const { return rules_.empty(); }
@@ -54,11 +54,11 @@ class Policy {
   }
   const std::vector<NamedRule>& rules() const { return rules_; }
 
-  // Rules whose pattern matches the name of a part, as a set of bits.
+  // The rules whose pattern matches a path, as a set of bits.
   std::uint64_t rules_for(const std::string& path) const;
 
-  // The first rule that matches; kNone where none does. Remembers that it did. With `named`, a rule
-  // that packs must name the operator.
+  // The first rule that matches, or kNone. Remembers that the rule has matched. With `named`, a
+  // rule that packs must name the operator.
   int rule_for(const Site& site, const Path& path, const at::Tensor& tensor, std::int64_t bytes,
                bool named);
 

@@ -4,18 +4,18 @@
 //
 // x, rows x columns, is kept as x P in the group quantizer's codes. P is columns x kept, its
 // entries are +-s (backfold/signs.h), so E[P P^T] = c I with c = kept s^2, and x P P^T / c is x on
-// average. s is the power of two nearest to 1 / sqrt(kept): c would not be 1 in a type of 16 bits,
-// where 1 / sqrt(kept) is rounded, and the product divides by it for nothing. P is not stored: the
-// core makes it again from the key, in one launch. Per row
+// average. s is the power of two nearest to 1 / sqrt(kept). 1 / sqrt(kept) itself is rounded in
+// 16-bit types, so c would not be 1 there either, and the product divides by c at no extra cost. P
+// is not stored: the core makes it again from the key, in one launch. Per row
 //
 //   E |x P P^T / c - x|^2 = |x|^2 (columns - 1) / kept,
 //
 // and rounding adds its own squared error times columns / kept.
 //
 // Both products are torch's matrix multiply, in the type of the elements and with the precision
-// that the user allows it (TF32). So results of two devices agree closely, not bit by bit. Beside x
-// and its packet, x P and P are alive for the time of the call, both at most as large as x: a
-// tensor with fewer rows than P has columns is not for it.
+// that the user allows (TF32), so results of two devices agree closely, but not bit for bit. Beside
+// x and its packet, x P and P are alive during the call. Both are at most as large as x, because
+// the codec does not take tensors with fewer rows than P has columns.
 
 #ifndef BACKFOLD_TORCH_CODEC_PROJECT_H_
 #define BACKFOLD_TORCH_CODEC_PROJECT_H_
@@ -34,7 +34,7 @@ struct ProjectFormat {
 
 std::size_t packed_bytes(const ProjectFormat& format);
 
-// x P of the elements at `source`, memory of `device`, where `execution` runs.
+// x P for the elements at `source`, in memory of `device`, computed where `execution` says.
 at::Tensor project(const ProjectFormat& format, const void* source, const at::Device& device,
                    const Execution& execution);
 

@@ -23,14 +23,14 @@ namespace {
 
 constexpr std::int64_t kRowsOfAGroup = 16;
 constexpr std::int64_t kCoordinates = 256;
-constexpr double kLeastWeight = 1e-9;  // of a row that had a turn, faded since
+constexpr double kLeastWeight = 1e-9;  // a row below it has had no turn, or one long faded
 
-// After so many more steps what is known weighs e times less. Gradients change fastest at first.
+// The number of steps in which a turn's weight falls to 1/e. Gradients change fastest at first.
 double fading_steps(std::int64_t step) {
   return std::clamp(static_cast<double>(step) / 4, 16.0, 256.0);
 }
 
-// Operators that run under it are seen neither by autograd nor by autocast nor by a user's mode.
+// Hides operators from autograd, autocast and the user's dispatch modes.
 struct Quiet {
   at::AutoDispatchBelowADInplaceOrView below_autograd;
   c10::impl::ExcludeDispatchKeyGuard modes{
@@ -38,7 +38,7 @@ struct Quiet {
       c10::DispatchKeySet({c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot})};
 };
 
-// A captured graph would go on to write here at every replay.
+// A captured CUDA graph would write to the sketch again at every replay.
 template <typename Device>
 bool is_capturing(const Device& device, const c10::Stream& stream) {
   if constexpr (requires { device.isStreamCapturing(stream); }) {  // torch 2.12 and later
@@ -56,7 +56,7 @@ GradientSketch::Row GradientSketch::row_of(const at::Tensor& parameter) {
   row.stride = (row.numel + kCoordinates - 1) / kCoordinates;
   const std::int64_t slice = parameter.dim() == 0 ? 1 : row.numel / parameter.size(0);
   if (slice <= row.stride) {
-    // From draw to draw the golden section of a slice: columns are hit evenly, also few of them.
+    // Stepping by the golden section of a slice spreads even a few draws evenly over the columns.
     const auto section = static_cast<std::int64_t>(0.618 * static_cast<double>(slice));
     row.stride += (section + slice - row.stride % slice) % slice;
   }
@@ -106,7 +106,7 @@ void GradientSketch::add(std::int64_t row, const at::Tensor& gradient) {
       obstacle_in(gradient) || gradient.device() != device_ || gradient.numel() != rows_[row].numel;
   try {
     if (!rows_[row].left_out) return add_sample(row, gradient);
-  } catch (const std::exception&) {  // no reason to end the user's backward
+  } catch (const std::exception&) {  // must not end the user's backward
   }
   void_rows_ |= std::int64_t{1} << (row - first_row());
 }
@@ -189,7 +189,7 @@ void GradientSketch::load(std::int64_t pair, const std::int64_t*& counter, const
   value += memory_.numel();
 }
 
-// The current stream waits for the one that was given the last work, where that is another one.
+// Makes the current stream wait for the last work on the sketch, if that was on another stream.
 void GradientSketch::follow_earlier_work() {
   const std::optional<c10::Stream> now = current_stream(device_);
   if (now == stream_) return;

@@ -2,14 +2,14 @@
 //
 // The gradients of one device's parameters at a few coordinates, in pairs of steps.
 //
-// A parameter is a row. Of a row of up to 256 elements all are looked at, of a longer one every
-// s-th from a random start, another one in each turn: each is drawn with probability 1/s, and
-// counts s times. s shares no factor with the length of a slice along the first dimension, or the
-// draw would stay in a few columns.
+// Each parameter is a row. Rows of up to 256 elements are read in full, longer ones at every s-th
+// element from a random start that changes with each turn, so that each element is drawn with
+// probability 1/s and counts s times. s shares no factor with the length of a slice along the first
+// dimension, or the draw would stay in a few columns.
 //
-// Rows have turns: pair p looks at those of group p modulo groups(). What a turn finds, the squared
-// differences of a pair's two steps, stays on the device as a mean over turns, by row. A turn
-// weighs as much as the steps that it stands for, and old ones fade.
+// Rows take turns: pair p reads those of group p modulo groups(). The result of a turn, the squared
+// differences of the pair's two steps, stays on the device as a mean over turns, by row. A turn
+// weighs as much as the steps it stands for, and old turns fade.
 
 #ifndef BACKFOLD_TORCH_PLAN_GRADIENT_SKETCH_H_
 #define BACKFOLD_TORCH_PLAN_GRADIENT_SKETCH_H_
@@ -25,20 +25,20 @@
 
 namespace backfold::torch_layer {
 
-// Of one step's gradient, over all coordinates.
+// Moments of one step's gradient, over all coordinates.
 struct GradientMoments {
   double variance = 0;  // sum of the variances
   double energy = 0;    // mean of the squared norm
 };
 
-// What rows add up to.
+// Sums over rows.
 struct SketchTotals {
   GradientMoments moments;
   double seen = 0;       // elements of rows that had a turn
-  double watchable = 0;  // of all rows but those left out
+  double watchable = 0;  // elements of all rows that are not left out
 };
 
-// What is known, as plain numbers.
+// The state of a sketch, as plain numbers.
 struct SketchState {
   std::vector<std::int64_t> counters;
   std::vector<double> values;
@@ -49,8 +49,8 @@ class GradientSketch {
  public:
   struct Row {
     std::int64_t numel = 0;
-    std::int64_t stride = 1;  // from one coordinate that is looked at to the next
-    bool left_out = false;    // its last gradient could not be looked at
+    std::int64_t stride = 1;  // from one sampled coordinate to the next
+    bool left_out = false;    // its last gradient could not be read
   };
   static Row row_of(const at::Tensor& parameter);
 
@@ -60,7 +60,7 @@ class GradientSketch {
   bool has_turn(std::int64_t row) const { return row >= first_row() && row < end_row(); }
 
   void start_pair(std::int64_t pair);
-  // The step of the pair that gradients belong to from now on: 0, 1, or -1 for none.
+  // Which step of the pair the following gradients belong to: 0, 1, or -1 for neither.
   void watch(int phase);
   void pause(bool on) { paused_ = on; }
   bool is_watching() const { return phase_ >= 0 && !paused_; }
@@ -87,13 +87,13 @@ class GradientSketch {
   const std::uint64_t seed_;
   std::vector<Row> rows_;
   const std::int64_t groups_;
-  std::vector<std::int64_t> last_turns_;  // of groups, in steps
-  at::Tensor memory_;                     // of the next two
-  at::Tensor sums_;                       // of weights, squared differences, squares; by row
-  at::Tensor samples_;                    // of the pair's two steps; by row of the group
-  std::optional<c10::Stream> stream_;     // that was given the last work on them
+  std::vector<std::int64_t> last_turns_;  // step of each group's last turn
+  at::Tensor memory_;                     // holds the next two
+  at::Tensor sums_;                       // weights, squared differences, squares; by row
+  at::Tensor samples_;                    // the pair's two steps; by row of the group
+  std::optional<c10::Stream> stream_;     // with the last work on them
   std::int64_t pair_ = 0;
-  std::int64_t void_rows_ = 0;  // bits, by row of the group: not to be counted in this pair
+  std::int64_t void_rows_ = 0;  // bit per row of the group: not counted in this pair
   std::mutex mutex_;
   std::atomic<int> phase_{-1};
   std::atomic<bool> paused_{false};

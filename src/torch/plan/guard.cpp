@@ -20,7 +20,7 @@ constexpr std::int64_t kLeastDensePairs = 16;
 constexpr std::int64_t kPairInterval = 8;  // steps, once pairs are not dense
 constexpr std::int64_t kLeastPairs = 8;    // for an estimate
 
-// Whether the gradient that a leaf is handed will be added to its .grad. torch.autograd.grad only
+// Whether the gradient that arrives at a leaf will be added to its .grad. torch.autograd.grad only
 // returns it.
 bool is_accumulated() {
   const auto* nodes = torch::autograd::get_current_graph_task_exec_info();
@@ -40,11 +40,11 @@ class Hook : public torch::autograd::FunctionPreHook {
     return gradients;
   }
 
-  // A backward that torch compiles as a whole goes without this hook. The default raises.
+  // A compiled backward runs without this hook. The default implementation raises.
   void compiled_args(torch::dynamo::autograd::CompiledNodeArgs&) const override {}
 
-  // Whether a hook belongs to a sketch. Its address would not tell: torch drops hooks, and the next
-  // one may be made in the same place.
+  // Whether a hook belongs to a sketch. Its address does not tell: torch drops hooks, and the next
+  // one may be allocated in the same place.
   static bool is_of(const FunctionPreHook* hook, const GradientSketch* sketch) {
     const auto* ours = dynamic_cast<const Hook*>(hook);
     return ours && ours->sketch_.get() == sketch;
@@ -65,7 +65,7 @@ std::uint64_t combined(std::uint64_t hash, std::uint64_t next) {
   return core::mix64(core::mix64(hash + 0x9e37'79b9'7f4a'7c15u) ^ next);
 }
 
-// Not std::shuffle, whose order is another with every standard library.
+// Not std::shuffle, whose order differs between standard libraries.
 void shuffle(std::vector<at::Tensor>& tensors, std::uint64_t seed) {
   for (std::size_t left = tensors.size(); left > 1; --left)
     std::swap(tensors[left - 1], tensors[combined(seed, left) % left]);
@@ -119,8 +119,8 @@ Guard::~Guard() {
                   [&](const auto& hook) { return Hook::is_of(hook.get(), sketch.get()); });
 }
 
-// register_hook() would drop what is there, Python's hooks too, where the tensor has none of its
-// kind yet. So do Python's own, hence ours is looked for again in every turn.
+// register_hook() would drop existing hooks, Python's included, if the tensor has none of its kind
+// yet. Registering one from Python drops ours the same way, so it is checked for in every turn.
 void Guard::hang_hook(const Watched& watched) {
   auto& hooks = torch::autograd::impl::hooks(watched.parameter);
   for (const auto& hook : hooks)
@@ -184,7 +184,7 @@ void Guard::load(const SketchState& state) {
   const std::int64_t steps = *counter++, pairs = *counter++, next_pair = *counter++;
   const std::int64_t phase = *counter++;
   TORCH_CHECK_VALUE(steps >= 0 && pairs >= 0 && next_pair >= 0 && phase >= -1 && phase <= 1,
-                    "state must be what a guard wrote, got ", steps, " steps, ", pairs,
+                    "state must have been written by a guard, got ", steps, " steps, ", pairs,
                     " pairs, the next at step ", next_pair, ", and phase ", phase);
   steps_ = steps;
   pairs_ = pairs;

@@ -9,13 +9,13 @@
 namespace backfold::torch_layer {
 namespace {
 
-// The most that folding may add, as a part of the gradient's own variance.
+// The most that folding may add, as a fraction of the gradient's own variance.
 constexpr double kLimit = 0.1;
-// The gradient's own part of the variance that was seen is never taken to be less than this.
+// The gradient's own share of the variance seen is never assumed to be below this.
 constexpr double kLeastOwnPart = 0.05;
 constexpr std::size_t kSitesNamed = 3;
 
-// The target with so many times as much room: more bits or bytes, a smaller ratio.
+// The target with `factor` times as much room: more bits or bytes, a smaller ratio.
 Target widened(Target target, double factor) {
   if (target.kind == Target::Kind::kRatio) {
     target.value = std::max(1.0, target.value / factor);
@@ -26,7 +26,7 @@ Target widened(Target target, double factor) {
   return target;
 }
 
-// The least room, to a hundredth, with which a plan has no more error than is allowed.
+// The least room, to a hundredth, at which a plan's error is within the allowed one.
 std::optional<double> factor_needed(const std::function<bool(double)>& is_enough) {
   double low = 1, high = 1.5;
   for (; !is_enough(high); high *= 1.5) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What folding adds, against what the gradient does by itself from step to step.
+// The noise that folding adds, relative to the gradient's own variance from step to step.
 
 #ifndef BACKFOLD_TORCH_PLAN_NOISE_H_
 #define BACKFOLD_TORCH_PLAN_NOISE_H_
@@ -15,12 +15,12 @@ namespace backfold::torch_layer {
 
 struct Noise {
   double ratio = 0;                // error of the plan / variance of the gradient
-  std::vector<std::string> sites;  // that add most, the worst first; none where the ratio is fine
+  std::vector<std::string> sites;  // that add most, the worst first; empty if the ratio is fine
   std::optional<double> needed;    // value of the target that brings the ratio down to a tenth
 };
 
-// `error` is what the plan expects, `variance` that of the gradients that were seen, which carry
-// the error already. None where the gradient has no variance of its own.
+// `error` is what the plan expects. `variance` is that of the gradients seen, which already contain
+// the error. None if the gradient has no variance of its own.
 std::optional<Noise> noise_of_plan(const SiteTable& sites, const StepReference& reference,
                                    const Target& target, std::int64_t step, double error,
                                    double variance);

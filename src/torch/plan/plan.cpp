@@ -22,7 +22,7 @@ std::string mebibytes(double bytes) {
   return text;
 }
 
-// The sites that hold most of what no width can change.
+// Names the sites with the largest tensors that no width can shrink.
 std::string largest_fixed(const SiteTable& sites, std::int64_t step) {
   std::vector<const Site*> fixed;
   for (const Site& site : sites.sites())
@@ -44,14 +44,14 @@ std::string largest_fixed(const SiteTable& sites, std::int64_t step) {
   const double held = static_cast<double>(reference.fixed_bytes + least);
   const std::string fixed = largest_fixed(sites, step);
   const std::string holds = mebibytes(static_cast<double>(reference.fixed_bytes)) +
-                            " of it tensors that stay as they are" +
+                            " of it in tensors that are not compressed" +
                             (fixed.empty() ? "" : ", the largest " + fixed);
   if (target.kind == Target::Kind::kRatio)
-    TORCH_CHECK_VALUE(false, "ratio=", target.value, " cannot be reached: the most possible is ",
-                      static_cast<double>(reference.unique_bytes) / held, ", as ", mebibytes(held),
-                      " are held at the fewest bits, ", holds);
+    TORCH_CHECK_VALUE(false, "ratio=", target.value, " cannot be reached: the highest possible is ",
+                      static_cast<double>(reference.unique_bytes) / held, ", because ",
+                      mebibytes(held), " are held even at the fewest bits, ", holds);
   TORCH_CHECK_VALUE(false, "budget=", static_cast<std::int64_t>(target.value),
-                    " bytes cannot be kept: the least possible is ",
+                    " bytes cannot be met: the lowest possible is ",
                     static_cast<std::int64_t>(held), " bytes (", mebibytes(held), "), ", holds);
 }
 
@@ -105,7 +105,7 @@ namespace {
 
 struct Solution {
   std::vector<Bundle> bundles;
-  std::vector<Option> options;  // of each
+  std::vector<Option> options;  // one per bundle
   double error = 0, uniform_error = 0;
 };
 
@@ -132,7 +132,7 @@ Solution solve(SiteTable& sites, const StepReference& reference, const Target& t
     menus.push_back(std::move(menu));
   }
   std::int64_t allowed = allowance(target, reference, open);
-  // A mean that floors do not allow is met as closely as they do.
+  // If floors rule the mean out, the plan comes as close to it as they allow.
   if (target.kind == Target::Kind::kBits) allowed = std::max(allowed, least);
   if (least > allowed) refuse(sites, reference, target, least, step);
   Plan plan;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The plan: which width and grouping every site gets, from what was measured and what the user
-// wants.
+// The plan: the width and grouping of every site, chosen from the measurements for the user's
+// target.
 
 #ifndef BACKFOLD_TORCH_PLAN_PLAN_H_
 #define BACKFOLD_TORCH_PLAN_PLAN_H_
@@ -19,7 +19,7 @@ namespace backfold::torch_layer {
 struct Target {
   enum class Kind : std::uint8_t {
     kBits,    // mean width of a code over the elements of lossy tensors
-    kRatio,   // what autograd alone would keep, by what is held
+    kRatio,   // bytes that autograd alone would keep / bytes held
     kBudget,  // bytes held
   };
   Kind kind = Kind::kBits;
@@ -28,26 +28,26 @@ struct Target {
 
 const char* name_of(Target::Kind kind);  // "bits", "ratio", "budget"
 
-// A whole step, in bytes, beside the packets whose width is a matter of choice.
+// The bytes of a whole step, apart from packets whose width can be chosen.
 struct StepReference {
   std::int64_t saved_bytes = 0;   // tells which step is the largest
   std::int64_t fixed_bytes = 0;   // held at any width
-  std::int64_t unique_bytes = 0;  // what autograd alone would keep
+  std::int64_t unique_bytes = 0;  // that autograd alone would keep
 };
 
 using PlanSummary = ReportPlan;
 
-// Error energy at any width, from a table of some.
+// Error energy at any width, interpolated from a table of a few.
 double error_at(const Sensitivity& sensitivity, int bits);
 
-// A width for every site until there is a plan: the largest that meets the target, by the largest
-// step seen; before any, a guess. Raises ValueError where no width meets it.
+// The width of every site until there is a plan: the widest that meets the target for the largest
+// step seen, or a guess before the first step. Raises ValueError if no width meets it.
 int uniform_width(const SiteTable& sites, const StepReference& reference, const Target& target,
                   std::int64_t step);
 
-// Chooses a width and grouping for every site with a table and writes it to the site. Where the
-// plan's error would exceed `most`, the energy of the gradient itself, the sites that cause it are
-// kept as they are: beyond a target of bits or ratio, inside a budget.
+// Chooses a width and grouping for every site with a table and writes it to the site. If the plan's
+// error would exceed `most`, the energy of the gradient itself, the sites that cause it are kept
+// unfolded. They count towards a budget, but not towards a target of bits or ratio.
 PlanSummary make_plan(SiteTable& sites, const StepReference& reference, const Target& target,
                       std::int64_t step, std::optional<double> most);
 
@@ -55,7 +55,7 @@ PlanSummary make_plan(SiteTable& sites, const StepReference& reference, const Ta
 double error_for(const SiteTable& sites, const StepReference& reference, const Target& target,
                  std::int64_t step);
 
-// Sites that the plan does not know, and a probe has not yet tried to measure.
+// Whether there are sites that the plan does not know and no probe has tried to measure yet.
 bool has_unknown_sites(const SiteTable& sites, std::int64_t step);
 
 }  // namespace backfold::torch_layer

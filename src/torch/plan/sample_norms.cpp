@@ -32,7 +32,7 @@ class NormHook : public torch::autograd::FunctionPreHook {
         at::Tensor& known = memory->norms;
         if (!known.defined() || known.numel() != samples_.count)
           known = at::zeros({samples_.count}, norms.options());
-        known = known.to(norms.device());  // a state that was loaded comes on a CPU
+        known = known.to(norms.device());  // a loaded state is on the CPU
         known.index_copy_(0, ids, norms);
       }
       break;

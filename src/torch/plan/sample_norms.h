@@ -2,9 +2,9 @@
 //
 // Gradient norms of single samples, by their ids in the data set.
 //
-// Where the user says which samples a batch holds, a tensor that is kept with per_sample=True ranks
-// them by range and by the norm of the gradient that each last had at this place. Norms are read
-// off the gradients on their way through backward and stay on the device.
+// If the user says which samples a batch holds, a tensor kept with per_sample=True ranks them by
+// range and by the norm of the gradient that each last had at this place. Norms are taken from the
+// gradients as they pass through backward, and stay on the device.
 
 #ifndef BACKFOLD_TORCH_PLAN_SAMPLE_NORMS_H_
 #define BACKFOLD_TORCH_PLAN_SAMPLE_NORMS_H_
@@ -24,11 +24,11 @@ struct SampleIds {
   std::int64_t count = 0;  // of the data set
 };
 
-// Sets the weights of the next packet: squared norms, and their mean for samples that had none.
-// Whether the tensor has as many samples as there are ids.
+// Sets the weights of the next packet: squared norms, or their mean for samples without one.
+// Returns whether the tensor has as many samples as there are ids.
 bool weigh_samples(CodecMemory& memory, const SampleIds& samples, const at::Tensor& tensor);
 
-// Reads the norms of the gradients that arrive at the node of `result` into the memories.
+// Stores the norms of the gradients that arrive at the node of `result` in the memories.
 void watch_norms(const at::Tensor& result, std::vector<std::shared_ptr<CodecMemory>> memories,
                  const SampleIds& samples);
 

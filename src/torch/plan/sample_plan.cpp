@@ -14,7 +14,7 @@
 namespace backfold::torch_layer {
 namespace {
 
-// 16 bits are as good as exact: no sample needs them.
+// No sample needs 16 bits, which are as good as exact.
 constexpr std::size_t kWidthsInUse = kSampleWidths.size() - 1;
 constexpr int kMeasuredAt = 2;
 
@@ -23,7 +23,7 @@ double variance(int bits) { return std::pow(std::exp2(bits) - 1, -2); }
 struct Scored {
   Site* site = nullptr;
   std::vector<float> scores;
-  double per_score = 0;       // error of a score of 1, at a variance of 1
+  double per_score = 0;       // error at a score of 1 and a variance of 1
   std::int64_t elements = 0;  // of one sample
 };
 

@@ -16,8 +16,8 @@ struct Row {
   Blocks blocks;
 };
 
-// An error of a matrix product's second operand reaches whole columns of the first one's gradient,
-// and an error of what batch norm saved a whole channel, through its statistics.
+// An error in the second operand of a matrix product reaches whole columns of the first one's
+// gradient, and an error in the input of batch norm a whole channel, through the statistics.
 constexpr std::array kTable = {
     Row{"aten::mm", "self", Blocks::kColumns},
     Row{"aten::addmm", "mat1", Blocks::kColumns},

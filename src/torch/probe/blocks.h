@@ -3,7 +3,8 @@
 // Which elements of a gradient's error carry independent noise.
 //
 // The effect of an error D on the parameters is estimated by <D, a'>^2, with a' a random tangent.
-// Taken block by block, where blocks are independent, most of the estimate's own noise goes away.
+// If blocks are independent, summing the squares block by block removes most of the estimate's own
+// noise.
 
 #ifndef BACKFOLD_TORCH_PROBE_BLOCKS_H_
 #define BACKFOLD_TORCH_PROBE_BLOCKS_H_
@@ -16,10 +17,10 @@
 namespace backfold::torch_layer {
 
 enum class Blocks : std::uint8_t {
-  kRows,      // of the last dimension
-  kColumns,   // everything but the last dimension but one
-  kChannels,  // the second dimension
-  kSamples,   // of the first dimension
+  kRows,      // a block per row of the last dimension
+  kColumns,   // sums over the second to last dimension
+  kChannels,  // a block per index of the second dimension
+  kSamples,   // a block per index of the first dimension
 };
 
 // For the gradient of the argument `slot` of an operator.

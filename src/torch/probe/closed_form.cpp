@@ -55,8 +55,8 @@ at::Tensor closed_form(const Operator& op, c10::ArrayRef<c10::IValue> arguments,
   const at::Tensor weights = energies_by_row(op, arguments, gradient);
   if (!is_convolution(op)) return at::mv(errors, weights);
   const Call call(*op.schema, arguments);
-  // Each pixel of the input meets every pixel of the output that the kernel connects it with: a
-  // convolution of energies with ones.
+  // Each pixel of the input meets every pixel of the output that the kernel connects it to, so the
+  // sum is a convolution of energies with ones.
   std::vector<std::int64_t> kernel = call["weight"].toTensor().sizes().vec();
   kernel[0] = errors.size(2);
   kernel[1] = 1;

@@ -23,30 +23,30 @@ namespace {
 using torch::autograd::Node;
 using torch::autograd::variable_list;
 
-// Nodes that only arrange or convert: the energy of what passes through stays what it is.
+// Nodes that only rearrange or convert, and so preserve the energy of a gradient.
 constexpr std::string_view kArranging =
     "TBackward0 TransposeBackward0 ViewBackward0 UnsafeViewBackward0 ReshapeAliasBackward0 "
     "PermuteBackward0 ToCopyBackward0 SqueezeBackward0 SqueezeBackward1 SqueezeBackward2 "
     "UnsqueezeBackward0 CloneBackward0 AliasBackward0 SliceBackward0 SelectBackward0 "
     "SplitBackward0 SplitWithSizesBackward0 NarrowBackward0 UnbindBackward0 ChunkBackward0";
 
-// Library calls that draw, keep state of their own, or consume what they saved.
+// Library calls that draw random numbers, keep state, or consume their saved tensors.
 constexpr std::string_view kOnce =
     "CudnnRnnBackward0 MiopenRnnBackward0 MkldnnRnnLayerBackward0 CopySlices";
 constexpr std::string_view kOnceOperators =
     "aten::_cudnn_rnn aten::miopen_rnn aten::mkldnn_rnn_layer";
 
-// Elements up to which a tensor may wait for its norm, to be taken with many others.
+// Tensors of up to this many elements are kept, to take many norms at once later.
 constexpr std::int64_t kSmall = 1 << 16;
 
-// What a node sends on along one edge, changed by folding.
+// How folding changes the gradient along one edge.
 at::Tensor change(const at::Tensor& folded, const at::Tensor& clean) {
   at::Tensor reduced = folded;
   if (!folded.is_same_size(clean)) reduced = at::sum_to(folded, clean.sizes());
   return as_float(reduced) - as_float(clean);
 }
 
-// The leaf's side of an edge that leads to one.
+// The error as it arrives at the leaf that an edge leads to.
 at::Tensor at_leaf(const Node* node, at::Tensor error) {
   for (; node && !dynamic_cast<const torch::autograd::AccumulateGrad*>(node);
        node = node->next_edge(0).function.get()) {
@@ -56,10 +56,10 @@ at::Tensor at_leaf(const Node* node, at::Tensor error) {
   return error;
 }
 
-// Energies of the error that one run of a node with folded tensors brings to the leaves.
+// Measures the error that one run of a node with folded tensors brings to the leaves.
 void measure_run(Probe& probe, const Node& node, const ProbedCall& call, Site& site, int bits,
                  const variable_list& clean, const variable_list& folded) {
-  std::vector<at::Tensor> sums;  // over blocks, of edges whose blocks match
+  std::vector<at::Tensor> sums;  // by block, over edges with equal blocks
   std::vector<const Node*> into;
   const auto add = [&](const at::Tensor& error, double factor, const Node* via, const Node* into) {
     const bool small = error.numel() <= kSmall && error.layout() == at::kStrided;
@@ -102,8 +102,8 @@ void measure_run(Probe& probe, const Node& node, const ProbedCall& call, Site& s
   for (std::size_t i = 0; i < sums.size(); ++i) add(sums[i], 1 / probe.epsilon(), nullptr, into[i]);
 }
 
-// Saved tensors of a call that are the same memory: one packet serves them, so they are folded
-// together.
+// Groups a call's saved tensors by memory: tensors of the same memory share a packet, so they are
+// folded together.
 std::vector<std::vector<std::shared_ptr<Probed>>> bundles_of(const ProbedCall& call) {
   std::vector<std::vector<std::shared_ptr<Probed>>> bundles;
   for (const auto& weak : call.saved) {
@@ -121,7 +121,7 @@ std::vector<std::vector<std::shared_ptr<Probed>>> bundles_of(const ProbedCall& c
   return bundles;
 }
 
-// What a node's saved tensors come back as, while one lives.
+// Brackets a second run of a node: its saved tensors come back folded, or unfolded, meanwhile.
 class Again {
  public:
   explicit Again(const ProbedCall& call) {
@@ -162,7 +162,7 @@ void measure(Probe& probe, Node& node, const ProbedCall& call, const variable_li
   }
 }
 
-// What a node sends on when nothing that it saved is folded.
+// What a node passes on if none of its saved tensors are folded.
 variable_list without_noise(Node& node, const ProbedCall& call, const variable_list& outputs,
                             const variable_list& inputs) {
   const Again again(call);
@@ -199,8 +199,8 @@ variable_list EffectHook::operator()(const variable_list& outputs, const variabl
   try {
     observe(*probe, outputs, inputs);
   } catch (const c10::Error& error) {
-    TORCH_WARN("backfold: the effect of folding what ", call_ ? call_->op->name : node_.name(),
-               " saved could not be measured: ", error.what_without_backtrace());
+    TORCH_WARN("backfold: could not measure the effect of folding the tensors saved by ",
+               call_ ? call_->op->name : node_.name(), ": ", error.what_without_backtrace());
   }
   return outputs;
 }

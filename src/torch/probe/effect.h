@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The effect of folding on one node: what changes in the gradients that it sends on.
+// The effect of folding on one node: how the gradients change that it passes on.
 
 #ifndef BACKFOLD_TORCH_PROBE_EFFECT_H_
 #define BACKFOLD_TORCH_PROBE_EFFECT_H_
@@ -14,9 +14,9 @@
 
 namespace backfold::torch_layer {
 
-// Runs after a node, while what it saved is still there. Measures the effects of the call that it
-// is given, if any, and records energies for signal gains where these are wanted. What cannot be
-// measured costs a warning, not the backward.
+// Runs after a node, while its saved tensors are still there. Measures the effects of the given
+// call, if any, and records energies if signal gains are needed. A failed measurement warns, and
+// the backward goes on.
 class EffectHook : public torch::autograd::FunctionPostHook {
  public:
   EffectHook(std::weak_ptr<Probe> probe, torch::autograd::Node& node,
@@ -31,15 +31,15 @@ class EffectHook : public torch::autograd::FunctionPostHook {
                const torch::autograd::variable_list& inputs);
 
   const std::weak_ptr<Probe> probe_;
-  torch::autograd::Node& node_;  // that owns this hook
+  torch::autograd::Node& node_;  // owns this hook
   const std::shared_ptr<ProbedCall> call_;
 };
 
-// Whether a node gives the same result when it is run again, and does nothing else.
+// Whether a node gives the same result when it is run again, without side effects.
 bool can_run_again(const torch::autograd::Node& node);
 
-// Whether an operator's calls can be measured by running their nodes again, as far as can be told
-// before there is a node.
+// Whether an operator's calls can be measured by running their nodes again, as far as the operator
+// alone tells.
 bool can_run_again(const Operator& op);
 
 // Whether an edge ends in a leaf, through views and casts only.

@@ -2,14 +2,13 @@
 //
 // Signal gains: how much of the energy of a gradient at an edge arrives at the leaves.
 //
-// Where no tangent is known, an error is taken to fare as the gradient itself does: what a node
-// makes of its input is recorded as energies, and from the leaves backwards
+// If no tangent is known, an error is assumed to be scaled like the gradient itself. The energies
+// of each node's input and outputs are recorded, and give, from the leaves up,
 //
 //   gain(node) = sum over its outputs of energy * gain(next node) / energy of its input.
 //
-// Where few bits are left, noise meets noise: what one node adds, the noise of the nodes after it
-// multiplies. The gain of the gradient as it is there, by what it would be without their noise, is
-// that factor.
+// At few bits, noise multiplies noise: the error that one node adds is amplified by the noise of
+// the nodes after it. The amplification is the gradient's gain with that noise / its gain without.
 
 #ifndef BACKFOLD_TORCH_PROBE_GAINS_H_
 #define BACKFOLD_TORCH_PROBE_GAINS_H_
@@ -24,30 +23,30 @@ namespace backfold::torch_layer {
 
 class Gains {
  public:
-  // Energies are wanted; until then nothing is recorded.
+  // Starts recording energies.
   void want() { wanted_ = true; }
   bool wanted() const { return wanted_; }
 
-  // A node has run. In the order in which nodes run. `clean` is what it would have sent on without
-  // noise of its own.
+  // A node has run; to be called in the order in which nodes run. `clean` is what the node would
+  // have passed on without noise of its own.
   void record(const torch::autograd::Node& node, const std::vector<at::Tensor>& inputs,
               const std::vector<at::Tensor>& outputs, const std::vector<at::Tensor>& clean);
 
-  // Reads the energies. Once, after backward. `rest` is the gain of nodes that were not recorded.
+  // Reads the energies, once, after backward. `rest` is the gain of nodes that were not recorded.
   void settle(double rest);
 
-  // Of an edge into `node`; 1 for a leaf.
+  // The gain of an edge into `node`; 1 for a leaf.
   double of(const torch::autograd::Node* node) const;
-  // By how much noise further on multiplies an error that enters `node`.
+  // The factor by which later noise multiplies an error that enters `node`.
   double amplification(const torch::autograd::Node* node) const;
-  // Energy that what a node sent on brings to the leaves.
+  // The energy that the outputs of a node bring to the leaves.
   double sent_by(const torch::autograd::Node* node) const;
 
  private:
   struct Record {
     const torch::autograd::Node* node = nullptr;
     std::vector<const torch::autograd::Node*> next;
-    // Of the inputs together, then of each output as it was, then of each without noise.
+    // Of all inputs together, then of each output, then of each output without noise.
     std::vector<at::Tensor> norms;
   };
   struct Settled {
@@ -64,7 +63,7 @@ class Gains {
 // The tensor itself if it is fp32 or fp64, else a copy in fp32.
 at::Tensor as_float(const at::Tensor& tensor);
 
-// The norm of a tensor, on its device; 0 for tensors that have none.
+// The norm of a tensor, on its device; 0 for sparse and complex ones.
 at::Tensor norm_of(const at::Tensor& tensor);
 
 // Energies as numbers, from norms on any devices, each a scalar or a vector: one synchronisation

@@ -25,7 +25,7 @@ struct Writes {
 struct Thread {
   std::vector<std::weak_ptr<Originals>> watching;
   at::CallbackHandle handle = 0;
-  // By the address of the name, as in calls.cpp.
+  // Keyed by the address of the name, as in calls.cpp.
   ska::flat_hash_map<const char*, Writes> operators;
 };
 thread_local Thread thread;
@@ -73,7 +73,7 @@ bool is_writable(const at::Tensor& tensor) {
 
 const void* storage_of(const at::Tensor& tensor) { return tensor.storage().unsafeGetStorageImpl(); }
 
-// Copies are none of autograd's business, and no calls for whoever watches calls.
+// Hides copies from autograd and from callbacks that watch calls.
 struct Unobserved {
   const at::AutoGradMode no_grad{false};
   const at::DisableRecordFunctionGuard no_callbacks;
@@ -175,7 +175,7 @@ void Originals::rewind() {
 
 void Originals::return_from_rewind() {
   const Unobserved unobserved;
-  // Backwards: what was found in memory that two tensors share is right for the first of them.
+  // In reverse order: of two tensors that share memory, the first has the right values.
   for (auto entry = entries_.rbegin(); entry != entries_.rend(); ++entry)
     if (std::exchange(entry->exchanged, false)) exchange(*entry);
 }

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Tensors as they were before a piece of program wrote to them, for the memory of those alone that
-// it does write to.
+// Tensors as they were before some code wrote to them, at the cost of memory only for those that it
+// does write to.
 //
-// While one watches a thread, an operator that writes to the memory of a listed tensor, through any
-// view or alias (`parameter.data`), is preceded by a copy of the tensor. One that is given other
-// memory (`parameter.data = ...`) needs no copy: its old memory is kept alive. What no operator
-// writes is not seen (a graph of torch.compile, NumPy on the same memory); where it counts as a new
-// version for autograd, unseen() says so.
+// While a thread is watched, a listed tensor is copied before an operator writes to its memory,
+// through any view or alias (`parameter.data`). A tensor that is given other memory
+// (`parameter.data = ...`) needs no copy, as its old memory is kept alive. Writes that bypass
+// operators are not seen (a graph of torch.compile, NumPy on the same memory); unseen() lists those
+// that gave the tensor a new version.
 
 #ifndef BACKFOLD_TORCH_PROBE_ORIGINALS_H_
 #define BACKFOLD_TORCH_PROBE_ORIGINALS_H_
@@ -23,23 +23,23 @@ namespace backfold::torch_layer {
 
 class Originals : public std::enable_shared_from_this<Originals> {
  public:
-  // Tensors that nobody can write to in place (sparse ones, expanded ones) are passed over.
+  // Ignores tensors that cannot be written in place (sparse ones, expanded ones).
   explicit Originals(const std::vector<at::Tensor>& tensors);
   Originals(const Originals&) = delete;
   Originals& operator=(const Originals&) = delete;
 
-  // From watch() to stop(), on one thread, copies are made.
+  // Copies are made from watch() to stop(), which must run on one thread.
   void watch();
   void stop();
 
-  // Indices of tensors that have another version than copies explain. After stop().
+  // After stop(): indices of tensors whose version changed without a copy to explain it.
   std::vector<std::size_t> unseen() const;
 
-  // After stop(): every tensor as it was at watch(). Versions stay what they are, as in all of
-  // these.
+  // After stop(): puts every tensor back to what it was at watch(). Like rewind(), leaves versions
+  // unchanged.
   void restore();
 
-  // The same for a while, but for tensors that were changed again after stop().
+  // The same until return_from_rewind(), except for tensors that changed again after stop().
   void rewind();
   void return_from_rewind();
 
@@ -48,10 +48,10 @@ class Originals : public std::enable_shared_from_this<Originals> {
 
  private:
   struct Entry {
-    std::size_t index;  // in what was given
+    std::size_t index;  // in the list given
     at::Tensor tensor;
-    at::Tensor alias;              // of the memory that it had
-    at::Tensor copy = {};          // of what was there, once somebody writes
+    at::Tensor alias;              // of its original memory
+    at::Tensor copy = {};          // of its original values, once it is written
     std::uint32_t version = 0;     // at watch(), then at stop()
     const void* memory = nullptr;  // at stop()
     bool failed = false;           // to copy, or written unseen
@@ -65,7 +65,7 @@ class Originals : public std::enable_shared_from_this<Originals> {
   bool watches_ = false;
 };
 
-// What is written to tensors while one lives does not last.
+// Undoes, when it is destroyed, all writes to some tensors during its lifetime.
 class Undone {
  public:
   explicit Undone(const std::vector<at::Tensor>& tensors)

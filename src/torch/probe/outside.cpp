@@ -22,17 +22,18 @@ using torch::autograd::Edge;
 using torch::autograd::Node;
 using torch::autograd::variable_list;
 
-// Nodes between a site and what the model returned; a user's head of the network is no loss.
+// The most nodes to follow from a site to the model's outputs. A loss has few; a head that the user
+// runs outside of the model is not followed.
 constexpr int kMostNodes = 64;
-// Blocks that a mean is taken over, by drawing again where a gradient has fewer.
+// Blocks that a mean is taken over. If a gradient has fewer, rounding is drawn several times.
 constexpr std::int64_t kEnoughBlocks = 32;
 constexpr std::int64_t kMostDraws = 8;
 
-// Nodes that leave rows of the last dimension what they were.
+// Nodes that keep rows of the last dimension intact.
 constexpr std::string_view kKeepRows =
     "ViewBackward0 UnsafeViewBackward0 ReshapeAliasBackward0 AliasBackward0 ToCopyBackward0";
 
-// A gradient as the engine would hand it to the node behind an edge; undefined if it would not.
+// A gradient as the engine would pass it to the node of an edge; undefined if it would refuse.
 at::Tensor made_for(const Edge& edge, at::Tensor gradient) {
   const auto& metadata = edge.function->input_metadata(edge.input_nr);
   if (!metadata.is_same_shape(gradient)) {
@@ -50,7 +51,7 @@ std::int64_t blocks_in(const at::Tensor& error, Blocks blocks) {
                                 1);
 }
 
-// What stands in for the saved tensors of a call comes back only while one lives.
+// Makes the stand-ins of a call's saved tensors return their tensors during its lifetime.
 class Standing {
  public:
   explicit Standing(const std::vector<OutsideSaved>& saved) : saved_(saved) {
@@ -82,7 +83,7 @@ void Outside::model_returned(const std::vector<ModelOutput>& outputs) {
 }
 
 bool Outside::send_on(const Node& node, const variable_list& changes, Change& change) const {
-  // The node furthest from the leaves first: everything that arrives at it has arrived by then.
+  // The node furthest from the leaves runs first: all that arrives at it has arrived by then.
   std::map<std::pair<std::uint64_t, Node*>, variable_list> waiting;
   bool rows_stay = true;
   const auto arrive = [&](const Edge& edge, const at::Tensor& given) {
@@ -94,7 +95,7 @@ bool Outside::send_on(const Node& node, const variable_list& changes, Change& ch
       const std::size_t ordinal = output->second;
       const std::int64_t kept = kept_rows_[ordinal];
       at::Tensor part = kept > 0 ? error.narrow(0, 0, kept) : error;
-      // As tangents are: half of the memory will do.
+      // In half the precision, as tangents are.
       part = part.to(part.scalar_type() == at::kDouble ? at::kFloat : at::kBFloat16);
       at::Tensor& there = change.at_outputs[ordinal];
       there = there.defined() ? there + part : part;
@@ -184,7 +185,7 @@ std::vector<Outside::Energy> Outside::finish(const std::vector<at::Tensor>& tang
     const double once = 1 / std::sqrt(static_cast<double>(change.draws));
     for (const at::Tensor& norm : change.at_leaves)
       energies.push_back({change.site, change.bits, norm, once});
-    std::vector<std::pair<at::Tensor, double>> sums;  // over blocks, of outputs whose blocks match
+    std::vector<std::pair<at::Tensor, double>> sums;  // by block, over outputs with equal blocks
     for (const auto& [ordinal, error] : change.at_outputs) {
       if (ordinal >= tangents.size() || !tangents[ordinal].defined() ||
           !tangents[ordinal].is_same_size(error)) {

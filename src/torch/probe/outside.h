@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // What folding adds at sites outside of the model's call: the loss, and whatever else the user's
-// step does there.
+// step computes there.
 //
 // No second forward runs through them. In the user's own backward, after such a node has run, it is
-// run again with its tensor as it was and folded, beside the user's gradient, which stays what it
-// is. The change goes on through the nodes that follow, up to what the model returned, and waits
-// there: once the model's call was run again and the tangents of what it returns are known, their
-// product is the error of the gradient (probe.h has the rest). What arrives at a leaf on the way
-// counts as it is.
+// run again with its tensor unfolded and folded; the user's gradient is not touched. The change is
+// propagated through the following nodes to the model's outputs and kept there. Once the model's
+// call was run again and the tangents of its outputs are known, the product is the error of the
+// gradient (probe.h has the rest). A change that reaches a leaf on the way counts directly.
 
 #ifndef BACKFOLD_TORCH_PROBE_OUTSIDE_H_
 #define BACKFOLD_TORCH_PROBE_OUTSIDE_H_
@@ -35,23 +34,23 @@ class Probe;
 struct OutsideSaved {
   Site* site = nullptr;
   const void* source = nullptr;  // tells tensors of one call apart
-  at::Tensor tensor;             // a copy: the tensor itself would be alive in backward, and exact
+  at::Tensor tensor;             // a copy, so that the tensor itself does not stay alive, unfolded
   std::shared_ptr<StandIn> stand_in;
 };
 
-// What the model returned.
+// A tensor that the model returned.
 struct ModelOutput {
   at::Tensor tensor;
-  std::int64_t rows = 0;  // of its first dimension, that are run again; 0 for all
+  std::int64_t rows = 0;  // of its first dimension that are run again; 0 for all
 };
 
 class Outside {
  public:
-  // The model's call will be recorded and run again: without, there is nothing to wait for.
+  // The model's call will be recorded and run again. Otherwise nothing is measured here.
   void expect_model() { expected_ = true; }
   bool expects_model() const { return expected_; }
 
-  // The model's recorded call has returned; the order is that of finish()'s tangents.
+  // The model's recorded call has returned. The order is that of finish()'s tangents.
   void model_returned(const std::vector<ModelOutput>& outputs);
 
   // A call outside of the model made this tensor.
@@ -63,7 +62,7 @@ class Outside {
   void measure(Probe& probe, torch::autograd::Node& node, const Operator& op,
                std::vector<OutsideSaved>& saved, const torch::autograd::variable_list& inputs);
 
-  // With the tangents of what the model returned, `epsilon` times too large.
+  // `tangents` are those of the model's outputs, `epsilon` times too large.
   struct Energy {
     Site* site = nullptr;
     int bits = 0;
@@ -73,7 +72,7 @@ class Outside {
   std::vector<Energy> finish(const std::vector<at::Tensor>& tangents, double epsilon);
 
  private:
-  // Changes of what arrives, from one run of a node with a folded tensor.
+  // The changes that one run of a node with a folded tensor causes.
   struct Change {
     Site* site = nullptr;
     int bits = 0, draws = 1;
@@ -89,7 +88,7 @@ class Outside {
   std::map<std::pair<const torch::autograd::Node*, std::uint32_t>, std::size_t> outputs_;
   std::vector<std::int64_t> rows_, kept_rows_;  // of each output
   std::unordered_set<const torch::autograd::Node*> nodes_;
-  std::mutex mutex_;  // of what follows: nodes run on autograd's threads
+  std::mutex mutex_;  // guards what follows: nodes run on autograd's threads
   std::vector<Change> changes_;
 };
 

@@ -206,8 +206,8 @@ std::shared_ptr<StandIn> Probe::note(const at::Tensor& tensor, Site& site, const
                                    : same->tensor,
                                stand_in});
   } catch (const c10::Error& error) {
-    TORCH_WARN_ONCE("backfold: the effect of folding what ", call.op->name,
-                    " saves could not be measured: ", error.what_without_backtrace());
+    TORCH_WARN_ONCE("backfold: could not measure the effect of folding the tensors saved by ",
+                    call.op->name, ": ", error.what_without_backtrace());
   }
   return stand_in;
 }

@@ -47,7 +47,7 @@ void Rankings::rank(const at::Tensor& tensor, const Site& site, int bits, const 
     ranking.groupings.push_back(kGroupings[i]);
     errors.push_back(error_of(round_trip(tensor, format, next_key(), by)));
   }
-  // What is read finely, or by its signs, is not for other codecs.
+  // Tensors that are read finely, or for their signs, are not offered other codecs.
   const bool open = site.floor == 0 && !zero_exact && fills_its_span(tensor, span_of(tensor));
   for (std::size_t i = 0; open && i < menu_.size(); ++i) {
     const Key key = next_key();
@@ -72,7 +72,7 @@ void Rankings::settle() {
   for (auto& [site, ranking] : rankings_) {
     double least = INFINITY, best = 0;
     for (const Grouping& grouping : ranking.groupings) {
-      // Other groupings cost time: they have to be worth it.
+      // Other groupings cost time, so they must lower the error by 5%.
       const double error = values[i] * (grouping.layout == Layout::kFlat ? 0.95 : 1.0);
       if (error < least) {
         least = error;

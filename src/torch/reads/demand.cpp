@@ -22,7 +22,7 @@ int strictness(const Rule* rule) {
   return 4;
 }
 
-// The first row that holds for this call.
+// The first row that applies to this call.
 const Rule* first_of(const std::vector<const Rule*>& rows, const Call& call,
                      const at::Tensor& tensor) {
   for (const Rule* rule : rows)
@@ -30,7 +30,7 @@ const Rule* first_of(const std::vector<const Rule*>& rows, const Call& call,
   return nullptr;
 }
 
-// Likewise among rows by order: "result" is for each result, "result.1" for the second.
+// The same among rows by order: "result" applies to each result, "result.1" to the second.
 const Rule* rule_by_order(const std::vector<const Rule*>& rows, int ordinal, const Call& call,
                           const at::Tensor& tensor) {
   for (const Rule* rule : rows) {
@@ -68,7 +68,7 @@ Demand demand_of(RunningCall& call, const at::Tensor& tensor) {
   if (!op.schema) demand.rule = rule_by_order(op.saved_rules, order, arguments, tensor);
   if (op.opaque && !demand.rule) {
     demand.reads = Reads::kExactly;
-    demand.reason = "a function that nobody knows, exact; codec= opens it";
+    demand.reason = "an unknown function, kept exact; codec= opens it";
   }
   demand.openable = op.opaque && (!demand.rule || demand.rule->reads == Reads::kExactly);
   if (!demand.rule) return demand;

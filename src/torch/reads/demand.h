@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the backward of the running call will want of a tensor that it saves.
+// What the backward of the running call needs of a tensor that the call saves.
 
 #ifndef BACKFOLD_TORCH_READS_DEMAND_H_
 #define BACKFOLD_TORCH_READS_DEMAND_H_
@@ -16,19 +16,19 @@
 namespace backfold::torch_layer {
 
 struct Demand {
-  int slot = 0;  // position of the argument, or past them the ordinal of a result
+  int slot = 0;  // position of the argument; results are numbered after all arguments
   Reads reads = Reads::kValues;
-  int bits = 0;                // the fewest, where values are read
-  const Rule* rule = nullptr;  // where it comes from, if from the table
+  int bits = 0;                // the fewest allowed, if values are read
+  const Rule* rule = nullptr;  // the row of the table it comes from, if any
   const char* reason = "";
-  bool openable = false;      // exact unless the user names the function in codec=
-  PredicateFormat predicate;  // type and count still to be filled in
+  bool openable = false;      // kept exact unless the user names the function in codec=
+  PredicateFormat predicate;  // without type and count
   Bound bound;
-  std::optional<NormCall> norm;  // where the tensor is the input of one
+  std::optional<NormCall> norm;  // if the tensor is the input of one
 };
 
-// Finds the tensor among the call's arguments and applies the table. A tensor that is several
-// arguments at once is wanted as the strictest of them wants it.
+// Finds the tensor among the call's arguments and applies the table. If a tensor is passed as
+// several arguments, the strictest demand holds.
 Demand demand_of(RunningCall& call, const at::Tensor& tensor);
 
 }  // namespace backfold::torch_layer

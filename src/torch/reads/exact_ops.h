@@ -2,11 +2,11 @@
 //
 // What backward really reads of each saved tensor.
 //
-// Autograd saves whole tensors; many backward formulas look at less: only at the sign, only at the
-// sizes. Others look harder: they divide by a value, compare it, exponentiate it, and a rounded
-// value would give a wrong gradient, not a noisy one. The table in exact_ops_*.cpp says which, one
-// row per operator and slot. What has no row is read as values that may carry unbiased noise, if
-// the operator is torch's own; functions of other libraries without a row stay exact.
+// Autograd saves whole tensors, but many backward formulas read less: only the sign, or only the
+// sizes. Others are sensitive: they divide by a value, compare it or exponentiate it, and a rounded
+// value would give a wrong gradient, not a noisy one. The table in exact_ops_*.cpp lists them, one
+// row per operator and slot. Slots of torch's operators without a row are read as values that may
+// carry unbiased noise; functions of other libraries without a row stay exact.
 
 #ifndef BACKFOLD_TORCH_READS_EXACT_OPS_H_
 #define BACKFOLD_TORCH_READS_EXACT_OPS_H_
@@ -27,10 +27,10 @@ namespace backfold::torch_layer {
 enum class Reads : std::uint8_t {
   kValues,     // values, where unbiased noise is only noise
   kFinely,     // values, where noise is amplified: at least `bits` bits
-  kExactly,    // values it divides by, compares or exponentiates: never lossy
+  kExactly,    // values that it divides by, compares or exponentiates: never lossy
   kPredicate,  // the answer of one comparison per element
   kGeometry,   // sizes, strides, type and device
-  kIndices,    // integers under a bound that the operator proves
+  kIndices,    // integers within a bound that the operator guarantees
 };
 
 // One call of an operator, as the dispatcher saw it.
@@ -39,7 +39,7 @@ class Call {
   Call(const c10::FunctionSchema& schema, c10::ArrayRef<c10::IValue> arguments)
       : schema_(schema), arguments_(arguments) {}
 
-  // The argument of that name; None where there is none.
+  // The argument of that name; None if there is none.
   const c10::IValue& operator[](std::string_view name) const;
 
  private:
@@ -47,7 +47,7 @@ class Call {
   c10::ArrayRef<c10::IValue> arguments_;
 };
 
-// Integers from low to high, both included, or the sentinel, which lies outside.
+// Integers from low to high, inclusive, or the sentinel, which lies outside of that range.
 struct Bound {
   std::int64_t low = 0, high = 0;
   bool has_sentinel = false;
@@ -55,31 +55,29 @@ struct Bound {
 };
 
 // One row. `op` is the operator without overload ("aten::relu"; "aten::relu_" has rows of its own).
-// `slot` is the name of the argument that is saved, "result" for any tensor that the operator made
-// and saved, "result.1" for the second of those in the order of saving, "*" for every slot that has
-// no row of its own. An entry of a list of tensors has the list's name. An autograd.Function is
-// known by its class; its arguments have no names, and "saved.1" is the second tensor that it
-// saves.
+// `slot` is the name of the saved argument, "result" for any tensor that the operator made and
+// saved, "result.1" for the second of those in the order of saving, "*" for every slot without a
+// row of its own. Entries of a list of tensors go by the list's name. An autograd.Function is known
+// by its class; its arguments have no names, and "saved.1" is the second tensor that it saves.
 struct Rule {
   std::string_view op;
   std::string_view slot;
   Reads reads = Reads::kValues;
-  std::string_view reason;  // a clause that a user reads in a report: "backward divides by it"
-  // The backward nodes that may read a predicate or geometry, as Node::name() has them, separated
-  // by spaces: "ReluBackward0". Indices come back exactly, for any reader.
+  std::string_view reason;  // a clause shown to users in a report: "backward divides by it"
+  // The backward nodes that may read a predicate or geometry, by Node::name(), separated by spaces:
+  // "ReluBackward0". Indices come back exactly, for any reader.
   std::string_view nodes = {};
-  int bits = 0;  // kFinely: the fewest
+  int bits = 0;  // kFinely: the fewest allowed
   // kPredicate: fills comparison, low, high, nan, if_true and if_false such that the backward
-  // kernel does on the decoded tensor what it does on the source; false where it cannot for this
-  // call (the tensor then stays exact).
+  // kernel treats the decoded tensor exactly like the source. False if that is not possible for
+  // this call; the tensor then stays exact.
   bool (*predicate)(const Call& call, c10::ScalarType type, PredicateFormat* format) = nullptr;
-  // kIndices: the bound that this call proves; false where it proves none.
+  // kIndices: the bound that this call guarantees; false if there is none.
   bool (*bound)(const Call& call, Bound* bound) = nullptr;
-  // kPredicate: decoded > 0 exactly where the source is > 0 is enough, so that a zero-exact packet
-  // made for another reader serves this one, too.
+  // kPredicate: it is enough that decoded > 0 exactly where source > 0, so a zero-exact packet made
+  // for another reader serves this one, too.
   bool sign_of_nonnegative = false;
-  // Where given: the row stands only for calls and saved tensors for which this is true; for others
-  // it is as if it were not there.
+  // If given, the row applies only to calls and saved tensors for which this returns true.
   bool (*when)(const Call& call, const at::Tensor& saved) = nullptr;
 };
 

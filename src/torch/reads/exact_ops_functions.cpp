@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Functions of other libraries whose backward somebody has read. All others stay exact: a fused
-// kernel saves log-sum-exps, statistics and finished gradients beside its activations, and nothing
-// but its source tells which is which.
+// Functions of other libraries whose backward was reviewed. All others stay exact: a fused kernel
+// saves log-sum-exps, statistics and finished gradients beside its activations, and only its source
+// tells which is which.
 //
-// A function is known by the name of its class alone. So a row must hold for whatever goes by that
-// name: it counts only tensors that every version saves in the same place, none of them optional,
-// and asks for their type where that tells them from the rest.
+// A function is known by the name of its class alone, so a row must hold for every function of that
+// name. It covers only tensors that every version saves in the same place and that are never
+// optional, and checks their type if that tells them from the rest.
 
 #include <ATen/core/Tensor.h>
 
@@ -24,7 +24,7 @@ constexpr std::string_view kLogits = "its products are exponentiated in backward
 constexpr std::string_view kLinear = "it enters linearly";
 constexpr std::string_view kRunsAgain = "backward runs the forward again from it";
 
-// flash-attention takes no other types, and its log-sum-exp has none of these.
+// flash-attention takes no other types, and its log-sum-exp never has one of them.
 bool is_half(const Call&, const at::Tensor& saved) {
   return saved.scalar_type() == at::kHalf || saved.scalar_type() == at::kBFloat16;
 }
@@ -47,7 +47,7 @@ constexpr Rule values(std::string_view name, std::string_view slot, std::string_
 }
 
 constexpr Rule kRows[] = {
-    // flash-attn 2 to 4 save q, k, v, out, log-sum-exp, ...: as torch's own fused attention.
+    // flash-attn 2 to 4 save q, k, v, out, log-sum-exp, ..., like torch's own fused attention.
     of_function("FlashAttnFunc", "saved.0", Reads::kFinely, kLogits, 6, is_half),
     of_function("FlashAttnFunc", "saved.1", Reads::kFinely, kLogits, 6, is_half),
     of_function("FlashAttnFunc", "saved.2", Reads::kValues, kLinear, 0, is_half),
@@ -57,8 +57,8 @@ constexpr Rule kRows[] = {
     of_function("FlashAttnVarlenFunc", "saved.2", Reads::kValues, kLinear, 0, is_half),
     of_function("FlashAttnVarlenFunc", "saved.3", Reads::kValues, kLinear, 0, is_half),
 
-    // Liger: silu(a) * b and gelu(a) * b, of which a and b are saved. (Its norms multiply noise by
-    // rstd, its losses save finished gradients: no rows.)
+    // Liger: silu(a) * b and gelu(a) * b save a and b. (There are no rows for its norms, which
+    // multiply noise by rstd, and its losses, which save finished gradients.)
     values("LigerSiLUMulFunction", "saved.0", kSmooth),
     values("LigerSiLUMulFunction", "saved.1", kProduct),
     values("LigerGELUMulFunction", "saved.0", kSmooth),
@@ -69,14 +69,14 @@ constexpr Rule kRows[] = {
     values("SwishImplementation", "saved.0", kSmooth),
     values("GeLUFunction", "saved.0", kSmooth),
 
-    // DeBERTa's masked softmax: what it made, for torch's own formula.
+    // DeBERTa's masked softmax saves its result and uses torch's own formula.
     values("XSoftmax", "saved.0", kProduct),
 
     // Linear layers of DeepSpeed and Megatron save input, weight, ...
     values("LinearFunctionForZeroStage3", "saved.0", kProduct),
     values("LinearWithGradAccumulationAndAsyncCommunication", "saved.0", kProduct),
 
-    // Reentrant checkpointing: everything inside would be computed from rounded inputs.
+    // Reentrant checkpointing would recompute everything inside from rounded inputs.
     of_function("CheckpointFunction", "*", Reads::kExactly, kRunsAgain),
 };
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Where backward asks a tensor for its sizes, strides, type or device, or not at all. Autograd's
-// code generator keeps plain sizes where a formula shows that they suffice; these are the formulas
-// that hand the tensor itself to a kernel or a helper.
+// Tensors of which backward reads only sizes, strides, type or device, or nothing at all.
+// Autograd's code generator saves plain sizes if a formula shows that they suffice; these are the
+// formulas that pass the tensor itself to a kernel or a helper.
 
 #include <ATen/core/Tensor.h>
 
@@ -25,7 +25,7 @@ constexpr Rule geometry(std::string_view op, std::string_view slot, std::string_
   return rule;
 }
 
-// A sum or mean moves the gradient by the index alone; the other reductions compare and divide.
+// Sums and means route the gradient by the index alone; other reductions compare and divide.
 bool sums(const Call& call, const at::Tensor&) {
   const c10::IValue& reduce = call["reduce"];
   return reduce.isString() && (reduce.toStringRef() == "sum" || reduce.toStringRef() == "mean");

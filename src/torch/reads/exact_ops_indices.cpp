@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Integers that the operator itself holds to a bound: it made them, or it refuses others (the CPU
-// raises an error, CUDA asserts). Integers without a row stay as they are.
+// Integers that the operator itself keeps within a bound: it made them, or it rejects others (the
+// CPU raises an error, CUDA asserts). Integers without a row are kept unchanged.
 
 #include <ATen/core/Tensor.h>
 
@@ -27,7 +27,7 @@ bool has_sizes(const c10::IValue& value) {
   return !value.toTensor().unsafeGetTensorImpl()->has_symbolic_sizes_strides();
 }
 
-// The size along a dimension, counted from the end where negative; 1 for a tensor without any.
+// The size along a dimension, which counts from the end if negative; 1 for a 0-dimensional tensor.
 bool read_size(const c10::IValue& tensor, const c10::IValue& dim, std::int64_t* size) {
   if (!has_sizes(tensor) || !dim.isInt()) return false;
   const at::IntArrayRef sizes = tensor.toTensor().sizes();
@@ -58,8 +58,8 @@ bool in_tensor_or_negative(const Call& call, Bound* bound) {
   return between(-count, count - 1, bound);
 }
 
-// self[indices]: which dimension an entry counts along follows from all of them, so the largest
-// one bounds each.
+// self[indices]: the dimension that an entry indexes depends on all entries, so the largest size
+// bounds each of them.
 bool in_any_dim_or_negative(const Call& call, Bound* bound) {
   if (!has_sizes(call["self"])) return false;
   if (call["unsafe"].isBool() && call["unsafe"].toBool()) return false;
@@ -70,7 +70,7 @@ bool in_any_dim_or_negative(const Call& call, Bound* bound) {
   return between(-largest, largest - 1, bound);
 }
 
-// Positions in the last `dims` dimensions of self, seen as one.
+// Positions in the last `dims` dimensions of self, flattened.
 bool in_plane(const Call& call, int dims, Bound* bound) {
   if (!has_sizes(call["self"])) return false;
   const at::IntArrayRef sizes = call["self"].toTensor().sizes();
@@ -159,7 +159,7 @@ bool is_integral(const Call&, const at::Tensor& saved) {
   return c10::isIntegralType(saved.scalar_type(), /*includeBool=*/false);
 }
 
-// For reductions that save indices along a dimension, but values over a whole tensor.
+// For reductions that save indices if they run along a dimension, but values if over all elements.
 constexpr Rule indices_if_integral(std::string_view op, std::string_view nodes) {
   Rule rule = indices(op, "result", along_dim, nodes, kPosition);
   rule.when = is_integral;
@@ -191,7 +191,7 @@ constexpr Rule kRows[] = {
     indices("aten::fractional_max_pool3d", "result", in_plane_3d, "FractionalMaxPool3DBackward0",
             kPlane),
 
-    // Given to the operator, which refuses negative ones.
+    // Given to the operator, which rejects negative ones.
     indices("aten::gather", "index", along_dim, "GatherBackward0", kPosition),
     indices("aten::scatter", "index", along_dim, "ScatterBackward0 ScatterBackward1", kPosition),
     indices("aten::scatter_", "index", along_dim, "ScatterBackward0 ScatterBackward1", kPosition),

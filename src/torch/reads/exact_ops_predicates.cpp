@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Where backward reads the answer of one comparison.
+// Tensors of which backward reads only the result of one comparison per element.
 //
 // Bounds. torch compares fp16 and bf16 elements either as fp32 with the bound rounded to fp32
 // (hardtanh), or in their own type with the bound rounded to it (clamp, the shrinks). Each row
 // rounds as its kernel does.
 //
-// NaN. The vector loops of hardtanh_backward and of the shrinks' backward on the CPU stop a NaN's
-// gradient; their scalar loops, which take the last elements and strided tensors, and the CUDA
-// kernels let it pass. These rows let it pass. All other kernels agree with each other.
+// NaN. On the CPU, the vector loops of hardtanh_backward and of the shrinks' backward stop the
+// gradient of a NaN. Their scalar loops, which handle the last elements and strided tensors, and
+// the CUDA kernels let it pass. These rows let it pass. All other kernels agree with each other.
 
 #include <ATen/core/Tensor.h>
 #include <c10/util/BFloat16.h>
@@ -33,12 +33,12 @@ bool is_real(c10::ScalarType type) {
          type == c10::ScalarType::Half || type == c10::ScalarType::BFloat16;
 }
 
-// To fp32, as the core does with a bound; fp64 stays.
+// Rounded to fp32, as the core does with a bound; fp64 is kept.
 double to_fp32(c10::ScalarType type, double x) {
   return type == c10::ScalarType::Double ? x : static_cast<float>(x);
 }
 
-// To the type itself, over fp32 as torch does.
+// Rounded to the type itself, via fp32 as torch does.
 double to_type(c10::ScalarType type, double x) {
   if (type == c10::ScalarType::Half) return static_cast<float>(c10::Half(static_cast<float>(x)));
   if (type == c10::ScalarType::BFloat16) {
@@ -47,7 +47,7 @@ double to_type(c10::ScalarType type, double x) {
   return to_fp32(type, x);
 }
 
-// A number that fp64 holds and that has a place on the line.
+// A number that fp64 can hold and that is not NaN.
 bool read_number(const c10::IValue& value, double* number) {
   if (value.isDouble()) {
     *number = value.toDouble();
@@ -82,7 +82,7 @@ bool relu(const Call&, c10::ScalarType type, PredicateFormat* format) {
   return is_real(type);
 }
 
-// leaky_relu_backward: x > 0 takes slope 1; 0 and NaN take the other one.
+// leaky_relu_backward: x > 0 takes slope 1; all others, NaN included, take the other slope.
 bool positive(const Call&, c10::ScalarType type, PredicateFormat* format) {
   fill(format, Comparison::kGreater, 0.0, 0.0, false, 1.0, 0.0);
   return is_real(type);
@@ -140,16 +140,16 @@ bool shrink(const Call& call, c10::ScalarType type, PredicateFormat* format) {
   return true;
 }
 
-// Up to 2.13 an element that equals a bound of clamp passes its gradient on, from 2.14 it stops it
-// (pytorch#191142).
+// An element equal to a bound of clamp passes its gradient on up to torch 2.13, and stops it from
+// 2.14 on (pytorch#191142).
 #if TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR < 14
 constexpr bool kBoundsPass = true;
 #else
 constexpr bool kBoundsPass = false;
 #endif
 
-// clamp_backward: what is between min and max passes, compared in the element's type; a NaN does
-// not pass, so that it can stand for all that do not. Bounds that are tensors are none of this.
+// clamp_backward: elements between min and max pass, compared in the element's type. A NaN does not
+// pass, so it can represent all elements that do not. Tensor bounds are not handled here.
 bool clamp(const Call& call, c10::ScalarType type, PredicateFormat* format) {
   if (!is_real(type)) return false;
   const c10::IValue& min = call["min"];
@@ -216,15 +216,15 @@ constexpr std::string_view kClampNodes = "ClampBackward0 ClampBackward1";
 constexpr std::string_view kClampMinNodes = "ClampMinBackward0 ClampMinBackward1";
 constexpr std::string_view kClampMaxNodes = "ClampMaxBackward0 ClampMaxBackward1";
 
-// An operator in place saves either its result, which is then its argument self, or a copy of what
-// self was, which is no argument and so a result.
+// An in-place operator saves either its result, which is its argument self, or a copy of what self
+// was, which is not an argument and so counts as a result.
 constexpr Rule kRows[] = {
     tests_sign_of_nonnegative(tests("aten::relu", "result", relu, "ReluBackward0", kSign)),
     tests_sign_of_nonnegative(tests("aten::relu_", "self", relu, "ReluBackward0", kSign)),
     tests("aten::leaky_relu", "self", positive, "LeakyReluBackward0", kSign),
     tests("aten::leaky_relu_", "self", positive, "LeakyReluBackward1", kSign),
     tests("aten::leaky_relu_backward", "self", positive, "LeakyReluBackwardBackward0", kSign),
-    // In training rrelu's backward multiplies by the noise and does not look at self.
+    // In training, rrelu's backward multiplies by the noise and does not read self.
     tests("aten::rrelu_with_noise", "self", positive, "RreluWithNoiseBackward0", kSign),
     tests("aten::rrelu_with_noise_", "self", positive, "RreluWithNoiseBackward1", kSign),
     tests("aten::rrelu_with_noise_functional", "self", positive,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The table of exact_ops.h in parts, one file each, and what their rows are made with.
+// The parts of the table in exact_ops.h, one file each.
 
 #ifndef BACKFOLD_TORCH_READS_EXACT_OPS_ROWS_H_
 #define BACKFOLD_TORCH_READS_EXACT_OPS_ROWS_H_

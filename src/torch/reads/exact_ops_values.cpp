@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Where backward reads values and rounded ones would give a wrong gradient: it divides by them,
-// compares them, takes them out of a narrow domain, or exponentiates them.
+// Tensors whose rounded values would give a wrong gradient: backward divides by them, compares or
+// exponentiates them, or needs them within a narrow domain.
 
 #include <ATen/core/Tensor.h>
 
@@ -33,8 +33,8 @@ constexpr std::string_view kBias = "backward adds it in an exponent";
 constexpr std::string_view kLogits = "its products are exponentiated in backward";
 constexpr std::string_view kLogProbability = "backward exponentiates it";
 constexpr std::string_view kCoordinates = "backward rounds it to positions";
-constexpr std::string_view kOpaque = "bytes that only the library that made them reads";
-constexpr std::string_view kFilledLater = "the operator writes it after it was saved";
+constexpr std::string_view kOpaque = "bytes in a private format of the library that made them";
+constexpr std::string_view kFilledLater = "the operator writes it after saving it";
 constexpr std::string_view kMask = "backward selects by it";
 
 constexpr Rule exactly(std::string_view op, std::string_view slot, std::string_view reason,
@@ -80,25 +80,27 @@ bool is_no_2_norm(const Call& call, const at::Tensor&) {
   return !by_default && !equals(p, 2.0) && !equals(ord, 2.0);
 }
 
-// Of what fused attention makes, only its output has query's type and as many dimensions, and
-// enters backward linearly. The order of saving would not tell: it depends on what is undefined.
+// Among the results of fused attention, only the output has query's type and number of dimensions,
+// and enters backward linearly. The order of saving does not tell: it depends on which results are
+// undefined.
 bool is_no_attention_output(const Call& call, const at::Tensor& saved) {
   const c10::IValue& query = call["query"];
   return !query.isTensor() || saved.scalar_type() != query.toTensor().scalar_type() ||
          saved.dim() != query.toTensor().dim();
 }
 
-// Attention that does not divide its logits by the root of the head's size, as Gemma 4 with 512
-// channels and a scale of 1: they are as many times larger, and so is what noise does to their
-// exponentials (an error of 5 at fresh weights, 8 bits).
+// Attention that does not divide its logits by the square root of the head's size, like Gemma 4
+// with 512 channels and a scale of 1. Its logits are larger by that factor, and so is the effect of
+// noise on their exponentials (an error of 5 at fresh weights, 8 bits).
 bool has_large_logits(const Call& call, const at::Tensor& saved) {
   const c10::IValue& scale = call["scale"];
   if (!scale.isDouble() || saved.dim() == 0) return false;
   return scale.toDouble() * std::sqrt(static_cast<double>(saved.size(-1))) > 2;
 }
 
-// Operators with a form in place, by its name: a row here is one for both forms. What is self of
-// one may be the result of the other, so such rows name no slot, or that of another argument.
+// Operators with an in-place form, by its name. Each row stands for both forms. The tensor that is
+// self in one form may be the result in the other, so these rows name no slot, or that of another
+// argument.
 constexpr Rule kRowsForBothForms[] = {
     // Divisors.
     exactly("aten::div_", "other", kDivides),
@@ -186,7 +188,7 @@ constexpr Rule kRowsForBothForms[] = {
 };
 
 constexpr Rule kRows[] = {
-    // Statistics of the norms. running_mean and running_var are read where training is off.
+    // Statistics of the norms. running_mean and running_var are read outside of training.
     exactly("aten::native_layer_norm", "result", kStatistic),
     exactly("aten::native_layer_norm_backward", "mean", kStatistic),
     exactly("aten::native_layer_norm_backward", "rstd", kStatistic),
@@ -232,7 +234,7 @@ constexpr Rule kRows[] = {
     exactly("aten::miopen_batch_norm_backward", "save_mean", kStatistic),
     exactly("aten::miopen_batch_norm_backward", "save_var", kStatistic),
 
-    // Fused attention: P = exp(scale * query key^T + bias - log-sum-exp) is made anew in backward.
+    // Fused attention: backward recomputes P = exp(scale * query key^T + bias - log-sum-exp).
     finely("aten::_scaled_dot_product_flash_attention", "query", 6, kLogits),
     finely("aten::_scaled_dot_product_flash_attention", "key", 6, kLogits),
     exactly("aten::_scaled_dot_product_flash_attention", "result", kLogSum, is_no_attention_output),
@@ -267,8 +269,8 @@ constexpr Rule kRows[] = {
     exactly("aten::_cudnn_attention_forward", "attn_bias", kBias),
     exactly("aten::_cudnn_attention_forward", "result", kLogSum, is_no_attention_output),
 
-    // Softmax and its kin. A rounded log-probability stays in its group's range, so its exponential
-    // never passes 1; a rounded argument of logsumexp can pass the largest of its own row.
+    // Softmax and the like. A rounded log-probability stays within its group's range, so its
+    // exponential never exceeds 1; a rounded argument of logsumexp can exceed its row's largest.
     finely("aten::_log_softmax", "result", 6, kLogProbability),
     finely("aten::_log_softmax_backward_data", "output", 6, kLogProbability),
     exactly("aten::logsumexp", "*", kLogSum),
@@ -352,7 +354,7 @@ constexpr Rule kRows[] = {
     exactly("aten::special_zeta", "*", kPoles),
     exactly("aten::_standard_gamma", "*", kPoles),
 
-    // Positions given as numbers.
+    // Positions given as floating-point numbers.
     exactly("aten::grid_sampler_2d", "grid", kCoordinates),
     exactly("aten::grid_sampler_2d_backward", "grid", kCoordinates),
     exactly("aten::grid_sampler_3d", "grid", kCoordinates),

@@ -42,7 +42,7 @@ constexpr Norm kNorms[] = {
     {"aten::linear", "input", Rows::kLast, -1, -1, true},
 };
 
-// A tensor of the type that statistics are computed with.
+// The type that statistics are computed in.
 at::ScalarType type_of_statistics(at::ScalarType type) {
   return type == at::kDouble ? at::kDouble : at::kFloat;
 }
@@ -66,8 +66,8 @@ at::Tensor by_axes(const at::Tensor& tensor, const NormRows& rows) {
   return tensor.as_strided(sizes, strides, tensor.storage_offset());
 }
 
-// A statistic as the operator gives it, put into the order of memory. Mostly it stands in that
-// order already: then it is shared with whoever else keeps it.
+// A statistic from the operator's results, in memory order. It usually has that order already, and
+// is then shared, not copied.
 at::Tensor table_of(const at::Tensor& statistic, const NormRows& rows, at::ScalarType type) {
   c10::SmallVector<std::int64_t, 6> sizes, strides;
   for (const NormRows::Axis& axis : rows.axes) {
@@ -89,7 +89,7 @@ at::Tensor table_of(const at::Tensor& statistic, const NormRows& rows, at::Scala
   return table;
 }
 
-// Order of axes in memory, outermost first; those of one element stand aside.
+// Axes in memory order, outermost first, without those of size 1.
 c10::SmallVector<std::size_t, 6> memory_order(const NormRows& rows) {
   c10::SmallVector<std::size_t, 6> order;
   for (std::size_t i = 0; i < rows.axes.size(); ++i)
@@ -103,7 +103,7 @@ c10::SmallVector<std::size_t, 6> memory_order(const NormRows& rows) {
 void place_rows(NormRows& rows) {
   const auto order = memory_order(rows);
   rows.count = 1;
-  std::int64_t inside = 1;  // of elements further in than the innermost axis of rows
+  std::int64_t inside = 1;  // elements inside of the innermost axis of rows
   bool seen = false, left = false, regular = true;
   for (auto at = order.rbegin(); at != order.rend(); ++at) {
     NormRows::Axis& axis = rows.axes[*at];
@@ -227,9 +227,9 @@ Normalisation scale_of(const NormRows& rows, const at::Tensor& dense) {
   const at::ScalarType type = type_of_statistics(dense.scalar_type());
   const at::Tensor largest = at::linalg_vector_norm(
       by_axes(dense, rows), std::numeric_limits<double>::infinity(), shared, false, type);
-  // A row of zeros comes back as zeros, whatever noise its neighbours bring: what was divided by
-  // its norm has a gradient of 1e12 there (padded windows of Swin V2). One with an infinity has no
-  // scale that would do.
+  // A row of zeros must come back as zeros, whatever the noise of its neighbours: if it is divided
+  // by its norm, it has a gradient of 1e12 (padded windows of Swin V2). A row with an infinity has
+  // no usable scale.
   constexpr double kForZeros = 0x1p120;
   const at::Tensor inverse = largest.reciprocal().clamp_max_(kForZeros);
   return {rows, {}, table_of(at::where(inverse > 0, inverse, 1), rows, type)};
@@ -259,7 +259,7 @@ at::Tensor denormalised(const Normalisation& by, at::Tensor values, at::ScalarTy
   at::Tensor placed = by_axes(values, by.rows);
   placed.mul_(over_axes(by.rstd.reciprocal(), by.rows));
   if (by.mean.defined()) placed.add_(over_axes(by.mean, by.rows));
-  // Finite stays finite, as in the kernels.
+  // Finite values stay finite, as in the kernels.
   if (type == at::kHalf) values.clamp_(-65504, 65504);
   return values.to(type);
 }
