@@ -103,6 +103,7 @@ add_library(backfold_torch SHARED
   src/torch/reads/exact_ops.cpp
   src/torch/reads/exact_ops_functions.cpp
   src/torch/reads/exact_ops_geometry.cpp
+  src/torch/reads/exact_ops_in_place.cpp
   src/torch/reads/exact_ops_indices.cpp
   src/torch/reads/exact_ops_predicates.cpp
   src/torch/reads/exact_ops_values.cpp

@@ -22,9 +22,10 @@ const c10::IValue& Call::operator[](std::string_view name) const {
 c10::ArrayRef<Rule> rules() {
   static const std::vector<Rule> table = [] {
     std::vector<Rule> all = value_rules();
-    for (const auto part : {predicate_rules(), index_rules(), geometry_rules(), function_rules()}) {
+    const std::vector<Rule> in_place = in_place_rules();
+    for (const c10::ArrayRef<Rule> part : {c10::ArrayRef<Rule>(in_place), predicate_rules(),
+                                           index_rules(), geometry_rules(), function_rules()})
       all.insert(all.end(), part.begin(), part.end());
-    }
     return all;
   }();
   return table;

@@ -20,7 +20,6 @@ namespace {
 
 constexpr std::string_view kProduct = "it enters a product with a gradient";
 constexpr std::string_view kSmooth = "backward takes a smooth derivative at it";
-constexpr std::string_view kLogits = "its products are exponentiated in backward";
 constexpr std::string_view kLinear = "it enters linearly";
 constexpr std::string_view kRunsAgain = "backward runs the forward again from it";
 
@@ -32,14 +31,7 @@ bool is_half(const Call&, const at::Tensor& saved) {
 constexpr Rule of_function(std::string_view name, std::string_view slot, Reads reads,
                            std::string_view reason, int bits = 0,
                            bool (*when)(const Call&, const at::Tensor&) = nullptr) {
-  Rule rule;
-  rule.op = name;
-  rule.slot = slot;
-  rule.reads = reads;
-  rule.reason = reason;
-  rule.bits = bits;
-  rule.when = when;
-  return rule;
+  return {.op = name, .slot = slot, .reads = reads, .reason = reason, .bits = bits, .when = when};
 }
 
 constexpr Rule values(std::string_view name, std::string_view slot, std::string_view reason) {

@@ -16,13 +16,7 @@ namespace {
 constexpr std::string_view kSizes = "backward reads only its sizes";
 
 constexpr Rule geometry(std::string_view op, std::string_view slot, std::string_view nodes) {
-  Rule rule;
-  rule.op = op;
-  rule.slot = slot;
-  rule.reads = Reads::kGeometry;
-  rule.reason = kSizes;
-  rule.nodes = nodes;
-  return rule;
+  return {.op = op, .slot = slot, .reads = Reads::kGeometry, .reason = kSizes, .nodes = nodes};
 }
 
 // Sums and means route the gradient by the index alone; other reductions compare and divide.

@@ -138,14 +138,12 @@ bool multilabel_target(const Call& call, Bound* bound) {
 constexpr Rule indices(std::string_view op, std::string_view slot,
                        bool (*bound)(const Call&, Bound*), std::string_view nodes,
                        std::string_view reason) {
-  Rule rule;
-  rule.op = op;
-  rule.slot = slot;
-  rule.reads = Reads::kIndices;
-  rule.reason = reason;
-  rule.nodes = nodes;
-  rule.bound = bound;
-  return rule;
+  return {.op = op,
+          .slot = slot,
+          .reads = Reads::kIndices,
+          .reason = reason,
+          .nodes = nodes,
+          .bound = bound};
 }
 
 constexpr std::string_view kPosition = "positions along one dimension";

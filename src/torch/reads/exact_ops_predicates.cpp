@@ -192,14 +192,12 @@ using Predicate = bool (*)(const Call&, c10::ScalarType, PredicateFormat*);
 
 constexpr Rule tests(std::string_view op, std::string_view slot, Predicate predicate,
                      std::string_view nodes, std::string_view reason) {
-  Rule rule;
-  rule.op = op;
-  rule.slot = slot;
-  rule.reads = Reads::kPredicate;
-  rule.reason = reason;
-  rule.nodes = nodes;
-  rule.predicate = predicate;
-  return rule;
+  return {.op = op,
+          .slot = slot,
+          .reads = Reads::kPredicate,
+          .reason = reason,
+          .nodes = nodes,
+          .predicate = predicate};
 }
 
 constexpr Rule tests_sign_of_nonnegative(Rule rule) {

@@ -15,62 +15,15 @@
 namespace backfold::torch_layer {
 namespace {
 
-constexpr std::string_view kDivides = "backward divides by it";
-constexpr std::string_view kCompares = "backward compares it";
-constexpr std::string_view kSignOf = "backward multiplies by its sign";
-constexpr std::string_view kCancels = "backward divides by a small difference of it";
-constexpr std::string_view kExponentiates = "backward exponentiates it";
-constexpr std::string_view kPowers = "backward takes a power of it";
-constexpr std::string_view kPeriodic = "backward takes it modulo a period";
-constexpr std::string_view kPoles = "backward evaluates a function with poles at it";
-constexpr std::string_view kQuotient = "backward divides by 1 plus its square";
-constexpr std::string_view kProducts = "backward divides a product by it";
 constexpr std::string_view kFactor = "backward solves with this factor";
 constexpr std::string_view kStatistic = "a statistic that backward scales every element with";
 constexpr std::string_view kTotal = "a sum that backward divides by";
 constexpr std::string_view kLogSum = "a log-sum-exp that backward subtracts in an exponent";
 constexpr std::string_view kBias = "backward adds it in an exponent";
-constexpr std::string_view kLogits = "its products are exponentiated in backward";
-constexpr std::string_view kLogProbability = "backward exponentiates it";
 constexpr std::string_view kCoordinates = "backward rounds it to positions";
 constexpr std::string_view kOpaque = "bytes in a private format of the library that made them";
 constexpr std::string_view kFilledLater = "the operator writes it after saving it";
 constexpr std::string_view kMask = "backward selects by it";
-
-constexpr Rule exactly(std::string_view op, std::string_view slot, std::string_view reason,
-                       bool (*when)(const Call&, const at::Tensor&) = nullptr) {
-  Rule rule;
-  rule.op = op;
-  rule.slot = slot;
-  rule.reads = Reads::kExactly;
-  rule.reason = reason;
-  rule.when = when;
-  return rule;
-}
-
-constexpr Rule finely(std::string_view op, std::string_view slot, int bits,
-                      std::string_view reason) {
-  Rule rule;
-  rule.op = op;
-  rule.slot = slot;
-  rule.reads = Reads::kFinely;
-  rule.reason = reason;
-  rule.bits = bits;
-  return rule;
-}
-
-bool equals(const c10::IValue& value, double number) {
-  return (value.isDouble() && value.toDouble() == number) ||
-         (value.isInt() && static_cast<double>(value.toInt()) == number);
-}
-
-// The gradient of x^n for n = 0, 1, 2, 3 is a polynomial of degree 2 at most: noise stays noise.
-bool is_high_power(const Call& call, const at::Tensor&) {
-  for (const double low : {0.0, 1.0, 2.0, 3.0}) {
-    if (equals(call["exponent"], low)) return false;
-  }
-  return true;
-}
 
 // The gradient of the 2-norm is x / norm, linear in x; other norms take signs, powers or maxima.
 bool is_no_2_norm(const Call& call, const at::Tensor&) {
@@ -97,95 +50,6 @@ bool has_large_logits(const Call& call, const at::Tensor& saved) {
   if (!scale.isDouble() || saved.dim() == 0) return false;
   return scale.toDouble() * std::sqrt(static_cast<double>(saved.size(-1))) > 2;
 }
-
-// Operators with an in-place form, by its name. Each row stands for both forms. The tensor that is
-// self in one form may be the result in the other, so these rows name no slot, or that of another
-// argument.
-constexpr Rule kRowsForBothForms[] = {
-    // Divisors.
-    exactly("aten::div_", "other", kDivides),
-    exactly("aten::addcdiv_", "tensor2", kDivides),
-    exactly("aten::sqrt_", "*", kDivides),
-    exactly("aten::rsqrt_", "*", kPowers),
-    exactly("aten::reciprocal_", "*", kPowers),
-    exactly("aten::log_", "*", kDivides),
-    exactly("aten::log2_", "*", kDivides),
-    exactly("aten::log10_", "*", kDivides),
-    exactly("aten::log1p_", "*", kDivides),
-    exactly("aten::logit_", "*", kCancels),
-    exactly("aten::asin_", "*", kCancels),
-    exactly("aten::acos_", "*", kCancels),
-    exactly("aten::acosh_", "*", kCancels),
-    exactly("aten::atanh_", "*", kCancels),
-    exactly("aten::erfinv_", "*", kPoles),
-    exactly("aten::atan2_", "*", kDivides),
-    exactly("aten::hypot_", "*", kDivides),
-    exactly("aten::xlogy_", "*", kDivides),
-    exactly("aten::copysign_", "*", kDivides),
-    exactly("aten::fmod_", "*", kDivides),
-    exactly("aten::remainder_", "*", kDivides),
-    exactly("aten::cumprod_", "*", kProducts),
-    exactly("aten::renorm_", "*", kCompares),
-
-    // Signs and comparisons.
-    exactly("aten::abs_", "*", kSignOf),
-    exactly("aten::nextafter_", "*", kCompares),
-    exactly("aten::clamp_", "min", kCompares),
-    exactly("aten::clamp_", "max", kCompares),
-    exactly("aten::clamp_min_", "min", kCompares),
-    exactly("aten::clamp_max_", "max", kCompares),
-    exactly("aten::scatter_reduce_", "*", kCompares),
-    exactly("aten::index_reduce_", "*", kCompares),
-
-    // Powers, periods and poles.
-    exactly("aten::pow_", "*", kPowers, is_high_power),
-    exactly("aten::ldexp_", "other", kExponentiates),
-    exactly("aten::sin_", "*", kPeriodic),
-    exactly("aten::cos_", "*", kPeriodic),
-    exactly("aten::tan_", "*", kPoles),
-    exactly("aten::sinc_", "*", kDivides),
-    exactly("aten::lgamma_", "*", kPoles),
-    exactly("aten::digamma_", "*", kPoles),
-    exactly("aten::polygamma_", "*", kPoles),
-    exactly("aten::mvlgamma_", "*", kPoles),
-    exactly("aten::igamma_", "*", kExponentiates),
-    exactly("aten::igammac_", "*", kExponentiates),
-    exactly("aten::i0_", "*", kExponentiates),
-    finely("aten::erf_", "*", 8, kExponentiates),
-    finely("aten::erfc_", "*", 8, kExponentiates),
-    finely("aten::atan_", "*", 8, kQuotient),
-    finely("aten::asinh_", "*", 8, kQuotient),
-    finely("aten::sinh_", "*", 8, kExponentiates),
-    finely("aten::cosh_", "*", 8, kExponentiates),
-
-    // Lists.
-    exactly("aten::_foreach_abs_", "*", kSignOf),
-    exactly("aten::_foreach_acos_", "*", kCancels),
-    exactly("aten::_foreach_addcdiv_", "tensor2", kDivides),
-    exactly("aten::_foreach_asin_", "*", kCancels),
-    exactly("aten::_foreach_clamp_max_", "*", kCompares),
-    exactly("aten::_foreach_clamp_min_", "*", kCompares),
-    exactly("aten::_foreach_cos_", "*", kPeriodic),
-    exactly("aten::_foreach_div_", "other", kDivides),
-    exactly("aten::_foreach_lgamma_", "*", kPoles),
-    exactly("aten::_foreach_log_", "*", kDivides),
-    exactly("aten::_foreach_log10_", "*", kDivides),
-    exactly("aten::_foreach_log1p_", "*", kDivides),
-    exactly("aten::_foreach_log2_", "*", kDivides),
-    exactly("aten::_foreach_maximum_", "*", kCompares),
-    exactly("aten::_foreach_minimum_", "*", kCompares),
-    exactly("aten::_foreach_pow_", "*", kPowers),
-    exactly("aten::_foreach_reciprocal_", "*", kPowers),
-    exactly("aten::_foreach_rsqrt_", "*", kPowers),
-    exactly("aten::_foreach_sin_", "*", kPeriodic),
-    exactly("aten::_foreach_sqrt_", "*", kDivides),
-    exactly("aten::_foreach_tan_", "*", kPoles),
-    finely("aten::_foreach_atan_", "*", 8, kQuotient),
-    finely("aten::_foreach_erf_", "*", 8, kExponentiates),
-    finely("aten::_foreach_erfc_", "*", 8, kExponentiates),
-    finely("aten::_foreach_sinh_", "*", 8, kExponentiates),
-    finely("aten::_foreach_cosh_", "*", 8, kExponentiates),
-};
 
 constexpr Rule kRows[] = {
     // Statistics of the norms. running_mean and running_var are read outside of training.
@@ -271,8 +135,8 @@ constexpr Rule kRows[] = {
 
     // Softmax and the like. A rounded log-probability stays within its group's range, so its
     // exponential never exceeds 1; a rounded argument of logsumexp can exceed its row's largest.
-    finely("aten::_log_softmax", "result", 6, kLogProbability),
-    finely("aten::_log_softmax_backward_data", "output", 6, kLogProbability),
+    finely("aten::_log_softmax", "result", 6, kExponentiates),
+    finely("aten::_log_softmax_backward_data", "output", 6, kExponentiates),
     exactly("aten::logsumexp", "*", kLogSum),
     exactly("aten::logcumsumexp", "*", kLogSum),
     exactly("aten::logaddexp", "*", kExponentiates),
@@ -406,11 +270,6 @@ std::vector<Rule> value_rules() {
     if (row.reason != kLogits) continue;
     rows.back().when = has_large_logits;
     rows.back().bits = 16;
-    rows.push_back(row);
-  }
-  for (Rule row : kRowsForBothForms) {
-    rows.push_back(row);
-    row.op.remove_suffix(1);
     rows.push_back(row);
   }
   return rows;
