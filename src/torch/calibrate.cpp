@@ -193,12 +193,16 @@ std::vector<at::Tensor> gradients_of(const std::vector<at::Tensor>& leaves) {
   return gradients;
 }
 
+double total_energy(const std::vector<at::Tensor>& norms) {
+  const std::vector<double> energies = read_energies(norms);
+  return std::accumulate(energies.begin(), energies.end(), 0.0);
+}
+
 double squared_distance(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b) {
   std::vector<at::Tensor> norms;
   for (std::size_t i = 0; i < a.size(); ++i)
     if (a[i].defined() && b[i].defined()) norms.push_back(norm_of(a[i] - b[i]));
-  const std::vector<double> energies = read_energies(norms);
-  return std::accumulate(energies.begin(), energies.end(), 0.0);
+  return total_energy(norms);
 }
 
 // The energy of the gradient that errors are compared with; none if the leaves have no gradient.
@@ -207,8 +211,7 @@ std::optional<double> energy_of(const std::vector<at::Tensor>& gradients, double
   for (const at::Tensor& gradient : gradients)
     if (gradient.defined() && gradient.layout() == at::kStrided) norms.push_back(norm_of(gradient));
   if (norms.empty()) return std::nullopt;
-  const std::vector<double> energies = read_energies(norms);
-  return scale * std::accumulate(energies.begin(), energies.end(), 0.0);
+  return scale * total_energy(norms);
 }
 
 }  // namespace

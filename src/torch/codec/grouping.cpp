@@ -11,8 +11,8 @@ namespace {
 
 constexpr std::int64_t kGroup = 128;
 
-// Elements in memory, and elements of a row made of the `inner` innermost dimensions; no row where
-// fewer than two dimensions are left to run down.
+// The number of elements in memory, and in a row of the `inner` innermost dimensions; 0 if no
+// dimension is left for groups to run along.
 struct Shape {
   std::int64_t count = 1;
   std::array<std::int64_t, 3> row = {0, 0, 0};  // by `inner`

@@ -50,6 +50,21 @@ bool is_capturing(const Device& device, const c10::Stream& stream) {
 
 }  // namespace
 
+// What any work on the tensors of a sketch needs: hidden operators, the current device, and the
+// order of streams.
+struct GradientSketch::Work {
+  explicit Work(GradientSketch& sketch) : device(sketch.device_) { sketch.follow_earlier_work(); }
+  Quiet quiet;
+  c10::DeviceGuard device;
+};
+
+// The same, with the lock.
+struct GradientSketch::Access {
+  explicit Access(GradientSketch& sketch) : lock(sketch.mutex_), work(sketch) {}
+  std::lock_guard<std::mutex> lock;
+  Work work;
+};
+
 GradientSketch::Row GradientSketch::row_of(const at::Tensor& parameter) {
   Row row;
   row.numel = parameter.numel();
@@ -81,10 +96,7 @@ GradientSketch::GradientSketch(at::Device device, std::vector<Row> rows, std::ui
 }
 
 void GradientSketch::start_pair(std::int64_t pair) {
-  const std::lock_guard lock(mutex_);
-  const Quiet quiet;
-  const c10::DeviceGuard guard(device_);
-  follow_earlier_work();
+  const Access access(*this);
   pair_ = pair;
   void_rows_ = 0;
   samples_.zero_();
@@ -112,9 +124,7 @@ void GradientSketch::add(std::int64_t row, const at::Tensor& gradient) {
 }
 
 void GradientSketch::add_sample(std::int64_t row, const at::Tensor& gradient) {
-  const Quiet quiet;
-  const c10::DeviceGuard guard(device_);
-  follow_earlier_work();
+  const Work work(*this);
   const auto [numel, stride, left_out] = rows_[row];
   const core::MixedKey random =
       core::mixed({.seed = seed_, .stream = static_cast<std::uint64_t>(pair_ * count() + row)});
@@ -132,10 +142,7 @@ void GradientSketch::add_sample(std::int64_t row, const at::Tensor& gradient) {
 }
 
 void GradientSketch::finish_pair(std::int64_t step) {
-  const std::lock_guard lock(mutex_);
-  const Quiet quiet;
-  const c10::DeviceGuard guard(device_);
-  follow_earlier_work();
+  const Access access(*this);
   const std::int64_t in_group = end_row() - first_row();
   for (std::int64_t row = 0; row < in_group; ++row)
     if (void_rows_ >> row & 1)
@@ -176,10 +183,7 @@ void GradientSketch::append_to(SketchState& state) {
 }
 
 void GradientSketch::load(std::int64_t pair, const std::int64_t*& counter, const double*& value) {
-  const std::lock_guard lock(mutex_);
-  const Quiet quiet;
-  const c10::DeviceGuard guard(device_);
-  follow_earlier_work();
+  const Access access(*this);
   pair_ = pair;
   void_rows_ = *counter++;
   arrived_ = *counter++ != 0;
@@ -202,10 +206,7 @@ void GradientSketch::follow_earlier_work() {
 }
 
 std::vector<double> GradientSketch::host_copy(const at::Tensor& numbers) {
-  const std::lock_guard lock(mutex_);
-  const Quiet quiet;
-  const c10::DeviceGuard guard(device_);
-  follow_earlier_work();
+  const Access access(*this);
   const at::Tensor copy = numbers.cpu();
   const auto* begin = copy.const_data_ptr<double>();
   return {begin, begin + copy.numel()};

@@ -76,6 +76,9 @@ class GradientSketch {
   void load(std::int64_t pair, const std::int64_t*& counter, const double*& value);
 
  private:
+  struct Work;
+  struct Access;
+
   std::int64_t count() const { return static_cast<std::int64_t>(rows_.size()); }
   std::int64_t first_row() const { return count() * (pair_ % groups_) / groups_; }
   std::int64_t end_row() const { return count() * (pair_ % groups_ + 1) / groups_; }

@@ -12,7 +12,7 @@ namespace backfold::torch_layer {
 namespace {
 
 struct Row {
-  std::string_view op, slot;  // no slot: all of them
+  std::string_view op, slot;  // an empty slot matches all
   Blocks blocks;
 };
 

@@ -22,8 +22,8 @@ using torch::autograd::Edge;
 using torch::autograd::Node;
 using torch::autograd::variable_list;
 
-// The most nodes to follow from a site to the model's outputs. A loss has few; a head that the user
-// runs outside of the model is not followed.
+// The most nodes to follow from a site to the model's outputs. A loss has few; longer paths, such
+// as a head of the network that runs outside of the model, are given up.
 constexpr int kMostNodes = 64;
 // Blocks that a mean is taken over. If a gradient has fewer, rounding is drawn several times.
 constexpr std::int64_t kEnoughBlocks = 32;

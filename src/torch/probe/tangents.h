@@ -27,7 +27,7 @@ class Tangents {
   // In the pass with moved leaves: keeps the inputs of a call.
   void note(const RunningCall& call, const Site& site);
 
-  // In the pass at the leaves' own values: the inputs of a call, with a tangent where the first
+  // In the pass at the leaves' own values: the inputs of a call, with their tangents if the first
   // pass noted the same call. Tangents are epsilon times too large.
   std::vector<ProbedInput> take(const RunningCall& call, const Site& site);
 
