@@ -60,14 +60,12 @@ add_library(backfold_torch SHARED
   src/torch/calibrate.cpp
   src/torch/controller.cpp
   src/torch/levels.cpp
+  src/torch/listing.cpp
   src/torch/ops.cpp
   src/torch/options.cpp
   src/torch/packet.cpp
   src/torch/report.cpp
-  src/torch/report_json.cpp
-  src/torch/site_json.cpp
   src/torch/state.cpp
-  src/torch/state_json.cpp
   src/torch/step.cpp
   src/torch/turns.cpp
   src/torch/capture/calls.cpp
@@ -81,6 +79,9 @@ add_library(backfold_torch SHARED
   src/torch/codec/grouping.cpp
   src/torch/codec/policy.cpp
   src/torch/codec/project.cpp
+  src/torch/json/report.cpp
+  src/torch/json/site.cpp
+  src/torch/json/state.cpp
   src/torch/plan/bundles.cpp
   src/torch/plan/gradient_sketch.cpp
   src/torch/plan/guard.cpp

@@ -10,8 +10,9 @@
 #include "python/options.h"
 #include "torch/calibrate.h"
 #include "torch/capture/entry.h"
+#include "torch/json/state.h"
+#include "torch/listing.h"
 #include "torch/probe/originals.h"
-#include "torch/state_json.h"
 
 namespace backfold::python {
 namespace {
@@ -46,38 +47,18 @@ class PyController {
   void list_model(
       const std::vector<std::tuple<py::object, std::string, bool, std::uint64_t>>& modules,
       const std::vector<std::tuple<std::string, at::Tensor, bool>>& tensors) {
-    auto& state = controller_.state();
-    state.model.modules.clear();
     listed_.clear();
-    keeps_ = false;
+    std::vector<torch_layer::ListedPart> parts;
     for (const auto& [module, path, keep, rules] : modules) {
       listed_.push_back(module);  // kept alive, so that its address is not reused
-      const auto known = paths_.find(path);
-      const std::uint32_t id =
-          known != paths_.end() ? known->second : state.sites->add_path(path, keep, rules);
-      paths_[path] = id;
-      keeps_ |= keep || rules;
-      state.model.modules.emplace(module.ptr(), id);
+      parts.push_back({module.ptr(), path, keep, rules});
     }
-    state.model.parameters.clear();
-    for (const auto& [name, tensor, buffer] : tensors) {
-      const auto owner =
-          paths_.find(name.substr(0, std::max<std::size_t>(name.rfind('.') + 1, 1) - 1));
-      state.model.parameters.push_back(
-          {tensor, state.sites->landmark(name, owner == paths_.end() ? 0 : owner->second), buffer});
-    }
-    torch_layer::watch_gradients(state);
-    state.model.unknown_modules = false;
+    std::vector<torch_layer::ListedTensor> named;
+    for (const auto& [name, tensor, buffer] : tensors) named.push_back({name, tensor, buffer});
+    torch_layer::list_model(controller_.state(), parts, named);
   }
 
-  // Whether the next entry needs to know which modules run, which costs some microseconds each:
-  // while places are learned, and if the user selected some by module.
-  bool wants_modules() {
-    auto& state = controller_.state();
-    state.model.watches_modules = keeps_ || state.model.unplaced_sites || state.blocks.steps < 2;
-    if (state.model.watches_modules) state.model.unplaced_sites = false;
-    return state.model.watches_modules;
-  }
+  bool wants_modules() { return torch_layer::wants_parts(controller_.state()); }
 
   // Raises like enter() if the block is open already or torch accepts no hooks.
   void expect_enterable() {
@@ -206,8 +187,6 @@ class PyController {
   std::optional<Controller::Scope> scope_;
   std::vector<py::object> listed_;
   py::object combine_, on_noise_;
-  std::unordered_map<std::string, std::uint32_t> paths_;
-  bool keeps_ = false;
 };
 
 // The controller in an object; null until its constructor has finished.

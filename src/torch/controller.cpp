@@ -10,8 +10,9 @@
 
 #include "torch/calibrate.h"
 #include "torch/capture/entry.h"
+#include "torch/json/state.h"
+#include "torch/listing.h"
 #include "torch/options.h"
-#include "torch/state_json.h"
 #include "torch/step.h"
 
 namespace backfold {
@@ -45,12 +46,12 @@ Controller::Controller(ControllerOptions options) : state_(torch_layer::state_fo
 
 Controller::Controller(const torch::nn::Module& model, ControllerOptions options)
     : Controller(std::move(options)) {
-  auto& parameters = state_->model.parameters;
+  std::vector<torch_layer::ListedTensor> tensors;
   for (const bool buffers : {false, true})
     for (const auto& tensor : buffers ? model.named_buffers() : model.named_parameters())
-      parameters.push_back({tensor.value(), state_->sites->landmark(tensor.key(), 0), buffers});
-  torch_layer::watch_gradients(*state_);
-  if (!parameters.empty()) state_->blocks.device = parameters.front().tensor.device();
+      tensors.push_back({tensor.key(), tensor.value(), buffers});
+  torch_layer::list_model(*state_, {}, tensors);
+  if (!tensors.empty()) state_->blocks.device = tensors.front().tensor.device();
 }
 
 Controller::~Controller() = default;

@@ -9,9 +9,9 @@
 #include <cmath>
 #include <limits>
 
+#include "torch/json/state.h"
 #include "torch/levels.h"
 #include "torch/state.h"
-#include "torch/state_json.h"
 
 namespace backfold {
 namespace {

@@ -35,6 +35,8 @@ struct ModelListing {
   std::vector<std::string> keep;                           // patterns for the names of regions
   std::vector<Parameter> parameters;                       // and buffers
   std::unordered_map<const void*, std::uint32_t> modules;  // paths, by the module's identity
+  std::unordered_map<std::string, std::uint32_t> paths;
+  bool names_places = false;     // the user named some of these parts
   bool unknown_modules = false;  // one was called since the modules were listed
   bool unplaced_sites = true;    // some were made while no module was watched
   bool watches_modules = true;   // whether the next block is told of modules

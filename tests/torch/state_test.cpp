@@ -10,8 +10,8 @@
 #include <sstream>
 
 #include "backfold/controller.h"
-#include "torch/base64.h"
-#include "torch/json_fields.h"
+#include "torch/json/base64.h"
+#include "torch/json/fields.h"
 #include "torch/state.h"
 
 namespace backfold {

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 
-#include "torch/site_json.h"
+#include "torch/json/site.h"
 
 #include <ATen/Functions.h>
 
 #include <algorithm>
 #include <cstring>
 
-#include "torch/base64.h"
+#include "torch/json/base64.h"
 
 namespace backfold::torch_layer {
 namespace {

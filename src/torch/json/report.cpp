@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 #include "backfold/report.h"
-#include "torch/json_fields.h"
+#include "torch/json/fields.h"
 
 namespace backfold {
 namespace {

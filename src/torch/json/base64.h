@@ -2,8 +2,8 @@
 //
 // Bytes as text that JSON can hold (RFC 4648, with padding).
 
-#ifndef BACKFOLD_TORCH_BASE64_H_
-#define BACKFOLD_TORCH_BASE64_H_
+#ifndef BACKFOLD_TORCH_JSON_BASE64_H_
+#define BACKFOLD_TORCH_JSON_BASE64_H_
 
 #include <array>
 #include <cstdint>
@@ -52,4 +52,4 @@ inline std::optional<std::string> from_base64(std::string_view text) {
 
 }  // namespace backfold::torch_layer
 
-#endif  // BACKFOLD_TORCH_BASE64_H_
+#endif  // BACKFOLD_TORCH_JSON_BASE64_H_

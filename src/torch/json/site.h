@@ -2,15 +2,15 @@
 //
 // What is known about sites, as JSON.
 
-#ifndef BACKFOLD_TORCH_SITE_JSON_H_
-#define BACKFOLD_TORCH_SITE_JSON_H_
+#ifndef BACKFOLD_TORCH_JSON_SITE_H_
+#define BACKFOLD_TORCH_JSON_SITE_H_
 
 #include <string>
 #include <vector>
 
 #include "torch/capture/site.h"
 #include "torch/codec/policy.h"
-#include "torch/json_fields.h"
+#include "torch/json/fields.h"
 
 namespace backfold::torch_layer {
 
@@ -24,4 +24,4 @@ std::vector<SiteRecord> records_from_json(const Json& json, const Policy& policy
 
 }  // namespace backfold::torch_layer
 
-#endif  // BACKFOLD_TORCH_SITE_JSON_H_
+#endif  // BACKFOLD_TORCH_JSON_SITE_H_

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-#include "torch/state_json.h"
+#include "torch/json/state.h"
 
-#include "torch/site_json.h"
+#include "torch/json/site.h"
 
 namespace backfold::torch_layer {
 namespace {

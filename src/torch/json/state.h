@@ -2,8 +2,8 @@
 //
 // State and plan as JSON, in one format for every language, which users can read, edit and load.
 
-#ifndef BACKFOLD_TORCH_STATE_JSON_H_
-#define BACKFOLD_TORCH_STATE_JSON_H_
+#ifndef BACKFOLD_TORCH_JSON_STATE_H_
+#define BACKFOLD_TORCH_JSON_STATE_H_
 
 #include <string>
 #include <string_view>
@@ -29,4 +29,4 @@ std::vector<SiteRecord> records_of_text(std::string_view json, const Policy& pol
 
 }  // namespace backfold::torch_layer
 
-#endif  // BACKFOLD_TORCH_STATE_JSON_H_
+#endif  // BACKFOLD_TORCH_JSON_STATE_H_
