@@ -19,8 +19,9 @@ _require_supported_torch()
 
 from backfold import codecs  # noqa: E402
 from backfold._C import Packet  # noqa: E402
-from backfold._controller import Controller, inspect  # noqa: E402
+from backfold._controller import Controller  # noqa: E402
 from backfold._gact import controller  # noqa: E402
+from backfold._inspect import inspect  # noqa: E402
 from backfold._packing import pack, unpack  # noqa: E402
 from backfold._report import Report  # noqa: E402
 

@@ -4,68 +4,26 @@
 from __future__ import annotations
 
 import copy
-import fnmatch
 import json
 import os
 import pathlib
-import threading
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from typing import Any
 
 import torch
-from torch.nn.modules.module import (
-    register_module_forward_hook,
-    register_module_forward_pre_hook,
-)
 
 from backfold import _C
 from backfold._call_state import undone
 from backfold._check import CheckResult, check_gradients
+from backfold._listing import kept_paths, named_tensors, require_kernels
+from backfold._module_hooks import cuda_device, module_hooks
 from backfold._options import UNSET, Unset, probe_options, target_options
-from backfold._policy import menu_of, paths_within, places, rules_of, warn_of_unmatched
+from backfold._policy import menu_of, places, rules_of, warn_of_unmatched
 from backfold._probes import Probes
 from backfold._report import Report
 from backfold.codecs import Codec
-
-
-def _module_begins(module: torch.nn.Module, args: object) -> None:
-    if not torch.compiler.is_compiling():  # a C function would break the graph
-        _C.module_begins(module)
-
-
-def _module_ends(module: torch.nn.Module, args: object, result: object) -> None:
-    if not torch.compiler.is_compiling():
-        _C.module_ends(module)
-
-
-class _ModuleHooks:
-    """Tells open blocks which module runs, through torch's global module hooks."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._open = 0
-        self._handles: list[Any] = []
-
-    def open(self) -> None:
-        with self._lock:
-            if self._open == 0:
-                self._handles = [
-                    register_module_forward_pre_hook(_module_begins),
-                    register_module_forward_hook(_module_ends),
-                ]
-            self._open += 1
-
-    def close(self) -> None:
-        with self._lock:
-            self._open -= 1
-            if self._open == 0:
-                for handle in self._handles:
-                    handle.remove()
-
-
-_module_hooks = _ModuleHooks()
 
 
 class Controller:
@@ -209,10 +167,10 @@ class Controller:
 
     def _list_model(self) -> None:
         modules = dict(self._model.named_modules()) if self._model is not None else {}
-        kept = _kept_paths(modules, self._keep)
+        kept = kept_paths(modules, self._keep)
         rules = places(self._rules, modules)
-        tensors = _named_tensors(self._model)
-        _require_kernels(tensors)
+        tensors = named_tensors(self._model)
+        require_kernels(tensors)
         self._core.list_model(
             [(module, path, path in kept, rules[path]) for path, module in modules.items()], tensors
         )
@@ -253,7 +211,7 @@ class Controller:
             self._held_open += 1
             return self
         self._core.expect_enterable()
-        device = _cuda_device()
+        device = cuda_device()
         if self._model is not None and self._core.stale:
             self._list_model()
         try:
@@ -266,7 +224,7 @@ class Controller:
                 self._probes.cancel()
             raise
         if watch:
-            _module_hooks.open()
+            module_hooks.open()
         self._watches = watch
         return self
 
@@ -276,7 +234,7 @@ class Controller:
             return
         self._core.exit()
         if self._watches:
-            _module_hooks.close()
+            module_hooks.close()
         if self._probes is not None:
             self._probes.after_block()
         if self._core.unmet_samples and not exception[0]:
@@ -397,85 +355,3 @@ def _is_distributed() -> bool:
 
 def _plan_text(plan: str | os.PathLike[str] | dict[str, Any]) -> str:
     return json.dumps(plan) if isinstance(plan, dict) else pathlib.Path(plan).read_text()
-
-
-def _cuda_device() -> int:
-    """The current GPU, or -1 if none is in use."""
-    if not torch.cuda.is_initialized():
-        return -1
-    if torch.cuda.is_current_stream_capturing():
-        raise RuntimeError(
-            "a Controller cannot be entered during CUDA graph capture: every replay would round "
-            "with the same random numbers"
-        )
-    return torch.cuda.current_device()
-
-
-def _require_kernels(tensors: list[tuple[str, torch.Tensor, bool]]) -> None:
-    for name, tensor, _ in tensors:
-        if tensor.is_cuda and not _C.built_with_cuda():
-            raise RuntimeError(
-                f"this build of Backfold has no CUDA kernels, but {name} is on {tensor.device}. "
-                "Build it on a machine with a CUDA toolkit (nvcc): pip install "
-                "--no-build-isolation ."
-            )
-
-
-def _named_tensors(model: torch.nn.Module | None) -> list[tuple[str, torch.Tensor, bool]]:
-    """Parameters and buffers, as (name, tensor, whether it is a buffer)."""
-    if model is None:
-        return []
-    parameters = [(name, tensor, False) for name, tensor in model.named_parameters()]
-    return parameters + [(name, tensor, True) for name, tensor in model.named_buffers()]
-
-
-def _kept_paths(
-    modules: dict[str, torch.nn.Module], keep: tuple[str | torch.nn.Module, ...]
-) -> set[str]:
-    """Paths of the modules that `keep` names, and of all modules inside them."""
-    roots: set[str] = set()
-    for entry in keep:
-        if isinstance(entry, torch.nn.Module):
-            found = [path for path, module in modules.items() if module is entry]
-            what = f"module {type(entry).__name__}"
-        elif isinstance(entry, str):
-            found = fnmatch.filter(modules, entry)
-            what = f"pattern {entry!r}"
-        else:
-            raise TypeError(
-                f"keep must hold patterns or modules, got an entry of type {type(entry).__name__}"
-            )
-        if not found:
-            where = "no module of the model" if modules else "nothing, since no model was given"
-            raise ValueError(f"keep: the {what} matches {where}")
-        roots.update(found)
-    return paths_within(modules, roots)
-
-
-def inspect(fn: Callable[[], Any], model: torch.nn.Module | None = None) -> Report:
-    """What is using my memory? Runs `fn` and reports what autograd keeps for backward.
-
-    Nothing is packed. `fn` is any callable that runs a forward pass; `model`, if given, provides
-    the paths of modules. What `fn` returns stays alive until the report is made.
-
-    >>> layer = torch.nn.Linear(64, 64)
-    >>> x = torch.randn(8, 64)
-    >>> inspect(lambda: layer(x).tanh().sum()).to_dict()["sites"][0]["op"]
-    'aten::tanh'
-    """
-    if not callable(fn):
-        raise TypeError(f"fn must be callable, got {type(fn).__name__}")
-    core = _C.Controller({"bits": None, "min_bytes": 0}, observe_only=True)
-    if model is not None:
-        modules = [(module, path, False, 0) for path, module in model.named_modules()]
-        core.list_model(modules, _named_tensors(model))
-    core.enter(_cuda_device())
-    _module_hooks.open()
-    try:
-        result = fn()
-    finally:
-        core.exit()
-        _module_hooks.close()
-    report = Report(core.report())
-    del result
-    return report
