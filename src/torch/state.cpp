@@ -16,16 +16,24 @@ int uniform_width_of(const State& state) {
   return uniform_width(*state.sites, planning.reference, *planning.target, state.blocks.steps);
 }
 
+// The most error that a plan may expect, from the energy of the gradient. Gradients shrink in the
+// first steps, and a plan that meets one of its own size there drowns the next ones. Below 3 bits
+// noise of that size is what was asked for.
+std::optional<double> most_error(const State& state) {
+  constexpr double kPart = 0.25;  // half of the gradient's norm
+  const auto& energy = state.planning.gradient_energy;
+  if (!energy) return std::nullopt;
+  return noisy_width(state) ? *energy : kPart * *energy;
+}
+
 // Names each place once.
 void tell_of_kept(Planning& planning) {
   std::string names;
   for (const std::string& name : planning.plan->kept)
     if (planning.told_kept.insert(name).second) names += (names.empty() ? "" : ", ") + name;
   if (names.empty()) return;
-  TORCH_WARN(
-      "backfold: rounding ", names,
-      " would add more to the gradient than the gradient itself has: kept exact, beyond what "
-      "was asked for");
+  TORCH_WARN("backfold: rounding ", names,
+             " would drown the gradient in noise: kept exact, beyond what was asked for");
 }
 
 }  // namespace
@@ -63,7 +71,7 @@ void replan(State& state) {
     state.sites->take_tables(records);
   }
   planning.plan = make_plan(*state.sites, planning.reference, *planning.target, state.blocks.steps,
-                            planning.gradient_energy);
+                            most_error(state));
   tell_of_kept(planning);
   state.options.bits = widest_within(planning.plan->mean_bits);
   if (!plan_samples(*state.sites, state.policy)) planning.scores = Planning::Scores::kWanted;

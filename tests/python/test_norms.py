@@ -130,7 +130,7 @@ def test_a_plan_keeps_what_would_drown_the_gradient():
     table = fold.state_dict()
     table["gradient_energy"] = 1e-3 * table["plan"]["error"]
     fold.load_state_dict(table)
-    with pytest.warns(UserWarning, match="more to the gradient than the gradient itself"):
+    with pytest.warns(UserWarning, match="would drown the gradient in noise"):
         fold._core.replan()
     state = fold.state_dict()
     assert state["plan"]["kept"]

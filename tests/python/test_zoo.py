@@ -31,6 +31,8 @@ NASTY = {
     "groupvit": 38,  # the same
     "swinv2": 8.9e8,  # rows of padding, zero, times gradients of keys divided by their norms
     "apertus": 5.4,  # embedded padding, zero, times gradients of normalised keys
+    "xclip": 2.4,  # attention with logits of 197
+    "gemma4_text": 1.1,  # attention of 512 channels with a scale of 1
 }
 
 

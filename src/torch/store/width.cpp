@@ -7,9 +7,10 @@
 namespace backfold::torch_layer {
 namespace {
 
-// Tensors of fewer bytes have this many bits until there is a plan.
+// Tensors of fewer bytes have this many bits until there is a plan: logits of attention can be
+// large without a sign of it (X-CLIP: 197 at fresh weights, an error of 2 at 8 bits).
 constexpr std::int64_t kSmall = 128 << 10;
-constexpr int kSparedBits = 8;
+int spared_bits(const Demand& demand) { return demand.reads == Reads::kFinely ? 16 : 8; }
 
 }  // namespace
 
@@ -19,7 +20,8 @@ Width width_of(const Site& site, const Demand& demand, std::int64_t bytes,
   Choice choice = site.choice ? *site.choice : Choice{*rules.bits, {}};
   if (rules.adaptive && !site.choice) {
     const bool spared = rules.spares_small && bytes < kSmall;
-    choice.bits = std::max({choice.bits, site.floor, site.served_floor, spared ? kSparedBits : 1});
+    choice.bits =
+        std::max({choice.bits, site.floor, site.served_floor, spared ? spared_bits(demand) : 1});
   }
   // What was planned was measured, against the clean gradient: the table knows better.
   const int floor = rules.adaptive && site.choice ? 0 : demand.bits;
