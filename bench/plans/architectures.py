@@ -27,7 +27,7 @@ class CausalBlock(nn.Module):
         heads = self.query_key_value(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
         query, key, value = heads
         scores = query @ key.transpose(-2, -1) * query.shape[-1] ** -0.5
-        future = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
+        future = torch.ones(scores.shape[-2:], dtype=torch.bool, device=x.device).triu(1)
         mixed = scores.masked_fill(future, float("-inf")).softmax(dim=-1) @ value
         return self.project(mixed.transpose(1, 2).flatten(2))
 
