@@ -109,8 +109,12 @@ add_library(backfold_torch SHARED
   src/torch/reads/exact_ops_predicates.cpp
   src/torch/reads/exact_ops_values.cpp
   src/torch/reads/norms.cpp
+  src/torch/reads/recipes.cpp
   src/torch/store/geometry.cpp
+  src/torch/store/derive.cpp
+  src/torch/store/derived.cpp
   src/torch/store/keep.cpp
+  src/torch/store/record.cpp
   src/torch/store/saved.cpp
   src/torch/store/shared_packet.cpp
   src/torch/store/store.cpp

@@ -68,6 +68,9 @@ struct ControllerOptions {
   std::vector<Codec> menu = {};        // unbiased codecs that plans may choose instead of a width
   std::int64_t min_bytes = 16'384;     // smaller tensors are not folded
   std::uint64_t seed = 0;              // of stochastic rounding; torch's generators are not touched
+  // Tensors that a cheap operation makes of what is kept anyway are made again in backward, and
+  // take no memory. A level derives nothing: it folds what its paper does.
+  bool derive = true;
 
   // Steps at which step() measures, then every `probe_every` steps, and whenever tensors appear
   // that the plan does not know.

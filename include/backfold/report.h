@@ -30,6 +30,11 @@ struct ReportRow {
   std::string estimate;              // how its sensitivity was found: "re-run", "closed form", ...
   double error = 0;                  // expected error energy that it adds to the gradient
   std::string reason;
+  // Of a tensor that is made again (in inspect(): could be): the operators, the last one first,
+  // the place that saved what it is made from, and the bytes that are read and written for it.
+  std::string recipe;
+  std::string source;
+  std::int64_t moved_bytes = 0;
 };
 
 // What the last plan expects.

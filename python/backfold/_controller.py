@@ -69,6 +69,8 @@ class Controller:
         menu: codecs that a plan may choose instead of a width if they give less error for their
             bytes: `PoolResidual`, `Project`, `RunningRange`.
         keep: modules whose saved tensors are not folded, as patterns of paths or as instances.
+        derive: make tensors again in backward that a cheap operation makes of what is kept anyway,
+            instead of keeping them. A level derives nothing: it folds what its paper does.
         min_bytes: smaller tensors are not folded.
         seed: of stochastic rounding. torch's own generators are never touched.
         probe_steps: steps at which sensitivities are measured, then every `probe_every` steps, and
@@ -94,6 +96,7 @@ class Controller:
         codec: Codec | Mapping[Any, Codec] | None = None,
         menu: Iterable[Codec] = (),
         keep: Iterable[str | torch.nn.Module] = (),
+        derive: bool = True,
         min_bytes: int = 16384,
         seed: int = 0,
         probe_steps: Iterable[int] = (2, 100, 300, 1000),
@@ -108,6 +111,8 @@ class Controller:
         for name, value in (("min_bytes", min_bytes), ("seed", seed)):
             if isinstance(value, bool) or not isinstance(value, int):
                 raise TypeError(f"{name} must be an int, got {value!r}")
+        if not isinstance(derive, bool):
+            raise TypeError(f"derive must be True or False, got {derive!r}")
         if not 0 <= seed < 2**64:
             raise ValueError(f"seed must be from 0 to 2**64 - 1, got {seed}")
         if on_noise is not None and not callable(on_noise):
@@ -119,6 +124,7 @@ class Controller:
         core = {
             **target_options(bits, ratio, budget, level, adaptive),
             **probes,
+            "derive": derive,
             "min_bytes": min_bytes,
             "seed": seed,
             "replay": replay,
@@ -146,6 +152,7 @@ class Controller:
             "codec": codec,
             "menu": menu,
             "keep": keep,
+            "derive": derive,
             "min_bytes": min_bytes,
             "seed": seed,
             "probe_steps": tuple(probes["probe_steps"]),

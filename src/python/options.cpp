@@ -28,6 +28,7 @@ ControllerOptions options_of(const py::dict& given) {
   take("probe_every", options.probe_every);
   take("probe_fraction", options.probe_fraction);
   take("replay", options.replay);
+  take("derive", options.derive);
   if (given.contains("codec"))
     for (const PyRule& rule : given["codec"].cast<std::vector<PyRule>>())
       options.codec.push_back(rule_of(rule));

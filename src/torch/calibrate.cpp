@@ -277,7 +277,7 @@ int calibrate_exactly(const std::shared_ptr<State>& state, const std::function<v
     }
     Sensitivity found = probe->rankings().table(site);
     found.estimate = Sensitivity::Estimate::kExact;
-    for (const int bits : probe->widths(site)) {
+    for (const int bits : probe->widths(site, root_of(site))) {
       double sum = 0;
       for (std::uint64_t draw = 0; draw < kDraws; ++draw)
         sum += squared_distance(gradients(&site, bits, draw), clean);

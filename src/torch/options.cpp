@@ -113,6 +113,7 @@ std::shared_ptr<State> state_for(const ControllerOptions& options) {
   state->options.adaptive = wanted.adaptive;
   state->options.min_bytes = options.min_bytes;
   state->options.seed = options.seed;
+  state->options.derive = options.derive && options.level.empty();
   state->model.keep = options.keep;
   state->turns.schedule = make_schedule(options.probe_steps, options.probe_every);
   state->turns.fraction = options.probe_fraction;

@@ -39,7 +39,10 @@ std::string how_of(const ReportRow& row) {
     std::snprintf(text, sizeof text, " %d (%.2f)", row.bits, row.stored_bits);
     how += text;
   }
-  if (!row.reason.empty()) how += ": " + row.reason;
+  if (row.kind == "derived")
+    how += ": by " + row.recipe;
+  else if (!row.reason.empty())
+    how += ": " + row.reason;
   return how.size() <= kHowWidth ? how : how.substr(0, kHowWidth - 1) + "~";
 }
 
@@ -152,6 +155,10 @@ Report report_of(const State& state) {
       row.stored_bits =
           8.0 * static_cast<double>(ledger.held_bytes) / static_cast<double>(ledger.elements);
     row.reason = ledger.reason;
+    for (const Operator* op : ledger.recipe)
+      row.recipe += (row.recipe.empty() ? "" : ", ") + without_namespace(op->name);
+    if (ledger.source) row.source = ledger.source->name;
+    row.moved_bytes = ledger.moved_bytes;
     if (kind != Kind::kParameter) {
       report.saved_bytes += row.saved_bytes;
       report.unique_bytes += row.unique_bytes;

@@ -80,7 +80,7 @@ TEST(Probe, LeavesTheStepAloneWhereMemoryIsShort) {
       step.result.sum().backward();
       step.probe->finish_own(0, {}, 1e-3);
       // A table of only some widths would be read as a complete one.
-      const std::size_t widths = step.probe->widths(*step.site).size();
+      const std::size_t widths = step.probe->widths(*step.site, *step.site).size();
       const std::size_t measured = step.site->sensitivity.errors.size();
       EXPECT_TRUE(measured == widths || (failed && measured == 0)) << "allocation " << n;
       if (!failed) break;

@@ -10,10 +10,41 @@
 #include <mutex>
 #include <unordered_map>
 
+#include "torch/capture/node_name.h"
 #include "torch/reads/norms.h"
+#include "torch/reads/recipes.h"
 
 namespace backfold::torch_layer {
 namespace {
+
+bool writes(const c10::Argument& argument) {
+  return argument.alias_info() && argument.alias_info()->isWrite();
+}
+
+// How the results of an operator are made again.
+void add_recipe(Operator& op) {
+  const Recipe* recipe = op.schema ? recipe_of(op.name) : nullptr;
+  if (!recipe || op.schema->returns().empty()) return;
+  const std::string name(recipe->again.empty() ? std::string_view(op.name) : recipe->again);
+  const auto again = c10::Dispatcher::singleton().findSchema({name, op.schema->overload_name()});
+  // Forms that write into a tensor given for it (out=) have more arguments than the operator.
+  const auto same_arguments = [&] {
+    const auto& first = op.schema->arguments();
+    const auto& second = again->schema().arguments();
+    return std::equal(first.begin(), first.end(), second.begin(), second.end(),
+                      [](const auto& a, const auto& b) { return a.name() == b.name(); }) &&
+           std::none_of(second.begin(), second.end(), writes);
+  };
+  if (!again || !same_arguments()) return;
+  op.recipe = recipe;
+  op.again = again;
+  op.wants_arguments = true;
+  for (std::size_t i = 0; i < op.slots.size(); ++i) {
+    if (recipe->exact == "*" || is_one_of(op.slots[i], recipe->exact))
+      op.exact.push_back(static_cast<int>(i));
+    if (is_one_of(op.slots[i], recipe->left_out)) op.left_out.push_back(static_cast<int>(i));
+  }
+}
 
 // Every operator seen by the process.
 class Registry {
@@ -36,8 +67,7 @@ class Registry {
     op.wants_arguments = op.name == "aten::gelu";  // which of two functions it is
     if (op.schema) {
       for (const c10::Argument& argument : op.schema->arguments()) {
-        if (argument.alias_info() && argument.alias_info()->isWrite())
-          op.written.push_back(static_cast<int>(op.slots.size()));
+        if (writes(argument)) op.written.push_back(static_cast<int>(op.slots.size()));
         op.slots.push_back(argument.name());
       }
     }
@@ -57,6 +87,7 @@ class Registry {
         if (wildcard || rule.slot.starts_with("result")) op.result_rules.push_back(&rule);
       }
     }
+    add_recipe(op);
     return op;
   }
 
@@ -90,6 +121,8 @@ thread_local Thread thread;
 CopyObserver copy_observer = nullptr;
 WaitingObserver waiting_observer = nullptr;
 WriteObserver write_observer = nullptr;
+OverwriteObserver overwrite_observer = nullptr;
+MadeObserver made_observer = nullptr;
 RegionObserver region_observer = nullptr;
 
 const Operator* operator_of(const at::RecordFunction& call) {
@@ -113,6 +146,11 @@ std::unique_ptr<at::ObserverContext> begin(const at::RecordFunction& call) {
   running.sampled.clear();
   running.waiting.clear();
   running.tensors.clear();
+  running.recorded = false;
+  running.overwritten = nullptr;
+  const RunningCall* outer = thread.depth > 1 ? &thread.calls[thread.depth - 2] : nullptr;
+  running.inside_recipe =
+      outer && (outer->inside_recipe || (outer->op->recipe && outer->op->id != running.op->id));
   const c10::ArrayRef<const c10::IValue> inputs = call.inputs();
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     const auto note = [&](const at::Tensor& tensor) {
@@ -128,6 +166,8 @@ std::unique_ptr<at::ObserverContext> begin(const at::RecordFunction& call) {
         if (entry.isTensor()) note(entry.toTensor());
     }
   }
+  const bool recipe = running.op->recipe && !running.inside_recipe;
+  if (recipe && !running.op->written.empty() && overwrite_observer) overwrite_observer(running);
   if (write_observer) {
     for (const int written : running.op->written)
       for (const auto& [argument, position] : running.tensors)
@@ -157,6 +197,14 @@ void end(const at::RecordFunction& call, at::ObserverContext*) {
       call.outputs()[0].isTensor()) {
     copy_observer(running.arguments[0].toTensor(), call.outputs()[0].toTensor());
   }
+  if (running.op->recipe && !running.inside_recipe) {
+    if (!running.recorded && made_observer) made_observer(running, call.outputs());
+    // Autocast calls an operator again, with other arguments: what is inside knows best.
+    if (thread.depth > 1) {
+      RunningCall& outer = thread.calls[thread.depth - 2];
+      outer.recorded |= outer.op->id == running.op->id;
+    }
+  }
   if (!running.waiting.empty() && waiting_observer) waiting_observer(running, call.outputs());
   running.waiting.clear();
   if (thread.end_observer) thread.end_observer(running, call.outputs());
@@ -169,6 +217,10 @@ RunningCall* running_call() { return thread.depth ? &thread.calls[thread.depth -
 void observe_copies(CopyObserver observer) { copy_observer = observer; }
 void observe_waiting(WaitingObserver observer) { waiting_observer = observer; }
 void observe_writes(WriteObserver observer) { write_observer = observer; }
+void observe_recipes(OverwriteObserver overwrite, MadeObserver made) {
+  overwrite_observer = overwrite;
+  made_observer = made;
+}
 void observe_regions(RegionObserver observer) { region_observer = observer; }
 void observe_calls(BeginObserver begin, EndObserver end) {
   thread.begin_observer = begin;

@@ -9,6 +9,7 @@
 #define BACKFOLD_TORCH_CAPTURE_CALLS_H_
 
 #include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/function_schema.h>
 #include <ATen/record_function.h>
 #include <c10/util/SmallVector.h>
@@ -25,7 +26,9 @@ namespace backfold::torch_layer {
 
 class SharedPacket;
 struct Norm;
+struct Recipe;
 struct Site;
+struct Value;
 
 // What an operator is, learned at its first call. Lives as long as the process.
 struct Operator {
@@ -45,6 +48,11 @@ struct Operator {
   // The norm that it is of one of its arguments, by position.
   const Norm* norm = nullptr;
   int norm_slot = -1;
+  // How its first result can be made again, if it can, and by which operator. Positions of
+  // arguments that must not be rounded, and of those that are left out the second time.
+  const Recipe* recipe = nullptr;
+  std::optional<c10::OperatorHandle> again;
+  c10::SmallVector<int, 2> exact, left_out;
 };
 
 struct RunningCall {
@@ -59,6 +67,9 @@ struct RunningCall {
   c10::SmallVector<Site*, 1> sampled;  // where gradients of samples are wanted
   // That are packed when the call ends, by statistics that it makes.
   c10::SmallVector<std::shared_ptr<SharedPacket>, 1> waiting;
+  bool inside_recipe = false;    // of another operator: what it makes is that one's business
+  bool recorded = false;         // how its result was made
+  Value* overwritten = nullptr;  // that it writes over
 };
 
 // The innermost call on this thread; null outside of calls. Valid until the call ends.
@@ -75,6 +86,12 @@ void observe_waiting(WaitingObserver observer);
 // Told of each tensor that a call is about to write on this thread while a watch is active.
 using WriteObserver = void (*)(const at::Tensor& tensor);
 void observe_writes(WriteObserver observer);
+
+// Told of calls that have a recipe: when one that writes an argument begins, before it does; and
+// when one ends that no call inside has told of, with what it made.
+using OverwriteObserver = void (*)(RunningCall& call);
+using MadeObserver = void (*)(RunningCall& call, c10::ArrayRef<c10::IValue> results);
+void observe_recipes(OverwriteObserver overwrite, MadeObserver made);
 
 // Told when a region that the program names (RECORD_USER_SCOPE) begins, with its name, and when it
 // ends, with null.

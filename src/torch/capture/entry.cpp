@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "torch/reads/demand.h"
+#include "torch/reads/recipes.h"
 
 namespace backfold::torch_layer {
 namespace {
@@ -69,6 +70,17 @@ void observe_write(const at::Tensor& tensor) {
   if (current_entry) current_entry->store().about_to_write(tensor);
 }
 
+void observe_overwrite(RunningCall& call) {
+  if (current_entry) current_entry->store().note_overwritten(call);
+}
+
+void observe_made(RunningCall& call, c10::ArrayRef<c10::IValue> results) {
+  if (!current_entry || !at::GradMode::is_enabled() || results.empty() || !results[0].isTensor())
+    return;
+  const at::DisableRecordFunctionGuard unwatched;
+  current_entry->store().record(call, results[0].toTensor(), results);
+}
+
 void observe_region(const char* name) {
   if (current_entry) current_entry->region(name);
 }
@@ -76,6 +88,14 @@ void observe_region(const char* name) {
 bool is_gelu_by_tanh(const RunningCall& call) {
   return call.op->name == "aten::gelu" && !call.arguments.empty() &&
          Call(*call.op->schema, call.arguments)["approximate"].toStringRef() == "tanh";
+}
+
+// Whether a call that is not recorded yet saves what it made, which is then recorded first.
+bool saves_its_result(const RunningCall& call, const Demand& demand, const at::Tensor& tensor) {
+  const Recipe* recipe = call.op->recipe;
+  if (!recipe || recipe->companions > 0 || call.inside_recipe || call.recorded) return false;
+  if (call.overwritten) return Counter(tensor).now() != call.overwritten->version;
+  return demand.slot >= static_cast<int>(call.op->slots.size());
 }
 
 // The probe of the current entry, if it watches what runs now.
@@ -129,6 +149,7 @@ Entry::Entry(std::shared_ptr<State> state)
   observe_copies(observe_copy);
   observe_waiting(complete_waiting);
   observe_writes(observe_write);
+  observe_recipes(observe_overwrite, observe_made);
   observe_regions(observe_region);
   if (observes_calls()) observe_calls(observe_begin, observe_end);
   state_->blocks.thread = std::this_thread::get_id();
@@ -214,10 +235,11 @@ Saved Entry::save(const at::Tensor& tensor, const char* obstacle) {
         "graph's border, where folding would not lower the peak.");
   }
   const Demand demand = demand_of(*call, tensor);
+  if (saves_its_result(*call, demand, tensor)) store_.record(*call, tensor, {});
   const std::uint64_t key = std::uint64_t{call->op->id} << 8 | static_cast<unsigned>(demand.slot);
   Site& site = state_->sites->site(landmark_, *call->op, demand.slot, occurrences_.next(key));
   if (state_->probing.owns_blocks())
-    return state_->probing.running->save(tensor, site, demand, *call, state_->sites);
+    return state_->probing.running->save(tensor, site, demand, *call, state_->sites, store_);
   if (state_->model.watches_modules) {
     site.path = modules_.path();
     site.placed = true;

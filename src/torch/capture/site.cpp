@@ -54,6 +54,8 @@ const char* name_of(Kind kind) {
       return "parameter";
     case Kind::kParameterCopy:
       return "parameter copy";
+    case Kind::kDerived:
+      return "derived";
     case Kind::kRaw:
       return "raw";
     case Kind::kPassed:
@@ -161,6 +163,11 @@ void SiteTable::apply(const SiteRecord& record, Site& site) {
   site.sign = record.sign;
   const auto root = by_name_.find(record.root);
   site.root = root == by_name_.end() ? nullptr : root->second;
+  site.derived = record.derived;
+  site.also.clear();
+  for (const auto& [name, sensitivity] : record.also)
+    if (const auto other = by_name_.find(name); other != by_name_.end())
+      site.also.push_back({other->second, sensitivity});
   site.floor = record.floor;
   site.served_floor = record.served_floor;
   site.tried = record.tried;
@@ -183,14 +190,31 @@ void SiteTable::apply(const SiteRecord& record, Site& site) {
 
 std::vector<SiteRecord> SiteTable::records() const {
   std::vector<SiteRecord> records;
-  for (const Site& site : sites_)
-    records.push_back({site.name, site.alive, site.sign, site.root ? site.root->name : "",
-                       site.floor, site.served_floor, site.tried, site.zero_exact, site.last_step,
+  for (const Site& site : sites_) {
+    std::vector<std::pair<std::string, Sensitivity>> also;
+    for (const Site::Also& other : site.also)
+      also.emplace_back(other.root->name, other.sensitivity);
+    records.push_back({site.name,
+                       site.alive,
+                       site.sign,
+                       site.root ? site.root->name : "",
+                       site.derived,
+                       std::move(also),
+                       site.floor,
+                       site.served_floor,
+                       site.tried,
+                       site.zero_exact,
+                       site.last_step,
                        site.ledger.lossy.elements > 0 ? site.ledger.step : site.lossy_step,
-                       site.choice, site.sensitivity, site.reference, site.rule, site.shares,
+                       site.choice,
+                       site.sensitivity,
+                       site.reference,
+                       site.rule,
+                       site.shares,
                        site.memory ? site.memory->ranges : at::Tensor(),
                        site.memory ? site.memory->norms : at::Tensor(),
                        site.memory ? site.memory->scores : at::Tensor()});
+  }
   return records;
 }
 
@@ -221,6 +245,9 @@ void SiteTable::take_tables(const std::vector<SiteRecord>& records) {
     const auto found = by_name_.find(record.name);
     if (found == by_name_.end()) continue;
     found->second->sensitivity = record.sensitivity;
+    for (Site::Also& other : found->second->also)
+      for (const auto& [name, sensitivity] : record.also)
+        if (other.root->name == name) other.sensitivity = sensitivity;
     found->second->reference = record.reference;
   }
 }

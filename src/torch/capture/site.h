@@ -49,6 +49,7 @@ enum class Kind : std::uint8_t {
   kShared,         // by the packet or reference of an earlier save of the same memory
   kParameter,      // by reference
   kParameterCopy,  // made again from its parameter
+  kDerived,        // made again, by a recipe
   kRaw,            // by reference, because its backward needs it exactly
   kPassed,         // by reference, because it cannot be packed
 };
@@ -64,6 +65,8 @@ struct Footprint {
   std::array<std::int64_t, kGroupings.size()> groups{};
 };
 
+struct Site;
+
 // What the saves of a site were, in one step.
 struct Ledger {
   std::int64_t step = -1;
@@ -78,6 +81,11 @@ struct Ledger {
   int bits = 0;
   Grouping grouping;
   const char* reason = "";
+  // Of a tensor that is made again, or could be: by which operators, the last one first, from what
+  // was saved where, moving how many bytes.
+  c10::SmallVector<const Operator*, 4> recipe;
+  const Site* source = nullptr;
+  std::int64_t moved_bytes = 0;
   Footprint lossy;  // of the packets whose width is a matter of choice
 };
 
@@ -121,6 +129,14 @@ struct Site {
 
   // Whose packet served the last save, if another's did.
   Site* root = nullptr;
+  // Or was what the tensor is made again from. A product is made from several packets: those of
+  // the others, with the error that each brings to the gradient here.
+  bool derived = false;
+  struct Also {
+    Site* root = nullptr;
+    Sensitivity sensitivity;
+  };
+  c10::SmallVector<Also, 1> also;
   // Fewest bits that this site, and those that its packets serve, can do with where nothing was
   // measured.
   int floor = 0, served_floor = 0;
@@ -163,6 +179,8 @@ struct SiteRecord {
   bool alive = false;
   Site::Sign sign = Site::Sign::kUnknown;
   std::string root;  // its name; empty for a site that packs
+  bool derived = false;
+  std::vector<std::pair<std::string, Sensitivity>> also;
   int floor = 0, served_floor = 0;
   bool tried = false, zero_exact = false;
   std::int64_t last_step = -1, lossy_step = -1;

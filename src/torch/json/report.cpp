@@ -24,7 +24,10 @@ Json row_as_json(const ReportRow& row) {
           {"layout", row.layout},
           {"estimate", row.estimate},
           {"error", row.error},
-          {"reason", row.reason}};
+          {"reason", row.reason},
+          {"recipe", row.recipe},
+          {"source", row.source},
+          {"moved_bytes", row.moved_bytes}};
 }
 
 Json plan_as_json(const ReportPlan& plan) {

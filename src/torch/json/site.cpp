@@ -90,10 +90,15 @@ at::Tensor tensor_from_json(const std::string& site, const Json& json) {
 }
 
 Json record_as_json(const SiteRecord& record, const Policy& policy) {
+  Json also = Json::array();
+  for (const auto& [root, sensitivity] : record.also)
+    also.push_back({{"root", root}, {"sensitivity", sensitivity_as_json(sensitivity)}});
   return {{"name", record.name},
           {"alive", record.alive},
           {"sign", static_cast<int>(record.sign)},
           {"root", record.root},
+          {"derived", record.derived},
+          {"also", also},
           {"floor", record.floor},
           {"served_floor", record.served_floor},
           {"tried", record.tried},
@@ -119,6 +124,12 @@ SiteRecord record_from_json(const Fields& fields, const Policy& policy) {
   record.alive = fields.get<bool>("alive");
   record.sign = static_cast<Site::Sign>(fields.get<int>("sign"));
   record.root = fields.get<std::string>("root");
+  record.derived = fields.get<bool>("derived");
+  for (const Json& other : fields["also"]) {
+    const Fields one{other, kState};
+    record.also.emplace_back(one.get<std::string>("root"),
+                             sensitivity_from_json(one.within("sensitivity")));
+  }
   record.floor = fields.get<int>("floor");
   record.served_floor = fields.get<int>("served_floor");
   record.tried = fields.get<bool>("tried");

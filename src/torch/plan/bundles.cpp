@@ -35,9 +35,9 @@ std::vector<int> widths_for(const Target& target, const Bundle& bundle) {
 
 }  // namespace
 
-void Bundle::add(const Site& site) {
+void Bundle::add(const Site& site, const Sensitivity& sensitivity) {
   // Nothing is known of widths below the narrowest one measured. If none was, the floor applies.
-  const auto& errors = site.sensitivity.errors;
+  const auto& errors = sensitivity.errors;
   measured |= !errors.empty();
   floor = std::max(
       {floor, errors.empty() ? site.floor : errors.front().first, site.zero_exact ? 2 : 1});
@@ -45,21 +45,23 @@ void Bundle::add(const Site& site) {
 
 double Bundle::error(int bits) const {
   double sum = error_at(root->sensitivity, bits);
-  for (const Site* rider : riders) sum += error_at(rider->sensitivity, bits);
+  for (const Rider& rider : riders) sum += error_at(*rider.sensitivity, bits);
   return sum;
 }
 
 const Sensitivity& Bundle::ranked() const {
-  for (const Site* rider : riders)
-    if (root->sensitivity.errors.empty() && !rider->sensitivity.errors.empty())
-      return rider->sensitivity;
+  for (const Rider& rider : riders)
+    if (root->sensitivity.errors.empty() && !rider.sensitivity->errors.empty())
+      return *rider.sensitivity;
   return root->sensitivity;
 }
 
 const c10::SmallVector<Sensitivity::Offer, 1>& Bundle::offers() const {
   static const c10::SmallVector<Sensitivity::Offer, 1> none;
-  const auto fine = [](const Site* site) { return site->floor > 0 || site->zero_exact; };
-  const bool open = measured && !fine(root) && std::none_of(riders.begin(), riders.end(), fine);
+  const auto fine = [](const Site& site) { return site.floor > 0 || site.zero_exact; };
+  const bool open = measured && !fine(*root) &&
+                    std::none_of(riders.begin(), riders.end(),
+                                 [&](const Rider& rider) { return fine(*rider.site); });
   return open ? ranked().offers : none;
 }
 
@@ -71,15 +73,20 @@ std::vector<Bundle> bundles_of(SiteTable& sites, std::int64_t step) {
     index.emplace(&site, bundles.size());
     Bundle bundle;
     bundle.root = &site;
-    bundle.add(site);
+    bundle.add(site, site.sensitivity);
     bundles.push_back(std::move(bundle));
   }
-  for (Site& site : sites.sites()) {
-    const auto found = index.find(site.root);
-    if (!site.root || found == index.end()) continue;
+  const auto ride = [&](Site& site, const Site* root, const Sensitivity& sensitivity) {
+    const auto found = index.find(root);
+    if (!root || found == index.end()) return;
     Bundle& bundle = bundles[found->second];
-    bundle.riders.push_back(&site);
-    bundle.add(site);
+    bundle.riders.push_back({&site, &sensitivity});
+    bundle.add(site, sensitivity);
+  };
+  for (Site& site : sites.sites()) {
+    ride(site, site.root, site.sensitivity);
+    for (const Site::Also& other : site.also)
+      if (site.derived) ride(site, other.root, other.sensitivity);
   }
   // The order in which sites were first seen must not matter.
   std::sort(bundles.begin(), bundles.end(),

@@ -21,12 +21,16 @@ inline constexpr double kHeaderBits = 0.25;
 
 // Sites that share a packet, and what is known of them together.
 struct Bundle {
+  struct Rider {
+    Site* site = nullptr;
+    const Sensitivity* sensitivity = nullptr;  // to the bundle's packet
+  };
   Site* root = nullptr;
-  std::vector<Site*> riders;
+  std::vector<Rider> riders;
   int floor = 1;
   bool measured = false;
 
-  void add(const Site& site);
+  void add(const Site& site, const Sensitivity& sensitivity);
   double error(int bits) const;
   // The table that says which grouping and codecs suit the packet.
   const Sensitivity& ranked() const;

@@ -184,13 +184,19 @@ PlanSummary make_plan(SiteTable& sites, const StepReference& reference, const Ta
                       .error = solution.error,
                       .uniform_error = solution.uniform_error,
                       .kept = {}};
+  for (const Bundle& bundle : solution.bundles)
+    for (const Bundle::Rider& rider : bundle.riders) rider.site->choice.reset();
   double elements = 0, bits = 0;
   for (std::size_t i = 0; i < solution.bundles.size(); ++i) {
     const Bundle& bundle = solution.bundles[i];
     const Option& option = solution.options[i];
     bundle.root->choice = option.choice;
     if (kept.contains(bundle.root)) summary.kept.push_back(bundle.root->name);
-    for (Site* rider : bundle.riders) rider->choice = option.choice;
+    for (const Bundle::Rider& rider : bundle.riders) {
+      // One that is made from several packets takes what the least of them has.
+      auto& choice = rider.site->choice;
+      if (!choice || option.choice.bits < choice->bits) choice = option.choice;
+    }
     summary.sites += bundle.measured;
     const Footprint& footprint = bundle.root->reference;
     summary.held_bytes += option.bytes;

@@ -10,6 +10,7 @@
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
 
 #include <algorithm>
+#include <map>
 #include <optional>
 
 #include "torch/capture/node_name.h"
@@ -57,8 +58,9 @@ at::Tensor at_leaf(const Node* node, at::Tensor error) {
 }
 
 // Measures the error that one run of a node with folded tensors brings to the leaves.
-void measure_run(Probe& probe, const Node& node, const ProbedCall& call, Site& site, int bits,
-                 const variable_list& clean, const variable_list& folded) {
+void measure_run(Probe& probe, const Node& node, const ProbedCall& call, Site& site,
+                 const Site* root, int bits, const variable_list& clean,
+                 const variable_list& folded) {
   std::vector<at::Tensor> sums;  // by block, over edges with equal blocks
   std::vector<const Node*> into;
   const auto add = [&](const at::Tensor& error, double factor, const Node* via, const Node* into) {
@@ -70,7 +72,8 @@ void measure_run(Probe& probe, const Node& node, const ProbedCall& call, Site& s
                !small,
                factor,
                via,
-               into});
+               into,
+               root});
   };
   for (std::size_t i = 0; i < clean.size() && i < folded.size(); ++i) {
     const auto& edge = node.next_edge(i);
@@ -102,20 +105,22 @@ void measure_run(Probe& probe, const Node& node, const ProbedCall& call, Site& s
   for (std::size_t i = 0; i < sums.size(); ++i) add(sums[i], 1 / probe.epsilon(), nullptr, into[i]);
 }
 
-// Groups a call's saved tensors by memory: tensors of the same memory share a packet, so they are
-// folded together.
-std::vector<std::vector<std::shared_ptr<Probed>>> bundles_of(const ProbedCall& call) {
-  std::vector<std::vector<std::shared_ptr<Probed>>> bundles;
+// A call's saved tensors by the packets that they come back from. Those of one packet are folded
+// together.
+std::vector<std::pair<const Site*, std::vector<std::shared_ptr<Probed>>>> by_root(
+    const ProbedCall& call) {
+  std::vector<std::pair<const Site*, std::vector<std::shared_ptr<Probed>>>> bundles;
   for (const auto& weak : call.saved) {
     const auto one = weak.lock();
     if (!one) continue;
-    const auto same = std::find_if(bundles.begin(), bundles.end(), [&](const auto& bundle) {
-      return same_elements(bundle[0]->tensor(), one->tensor());
-    });
-    if (same == bundles.end()) {
-      bundles.push_back({one});
-    } else {
-      same->push_back(one);
+    for (const Site* root : one->roots()) {
+      const auto same = std::find_if(bundles.begin(), bundles.end(),
+                                     [&](const auto& bundle) { return bundle.first == root; });
+      if (same == bundles.end()) {
+        bundles.push_back({root, {one}});
+      } else {
+        same->second.push_back(one);
+      }
     }
   }
   return bundles;
@@ -141,23 +146,33 @@ class Again {
 
 void measure(Probe& probe, Node& node, const ProbedCall& call, const variable_list& clean,
              const variable_list& inputs) {
-  for (const auto& bundle : bundles_of(call)) {
+  for (const auto& [root, bundle] : by_root(call)) {
     Site& site = bundle[0]->site();
-    const auto widths = probe.widths(site);
+    const auto widths = probe.widths(site, *root);
     if (call.closed_form) {
       if (!inputs[0].defined()) continue;
       const at::Tensor energies =
-          closed_form(*call.op, call.arguments, inputs[0], bundle[0]->error_energies());
-      probe.add({&site, widths, Sensitivity::Estimate::kClosedForm, energies.sqrt()});
+          closed_form(*call.op, call.arguments, inputs[0], bundle[0]->error_energies(root));
+      probe.add({.site = &site,
+                 .bits = widths,
+                 .estimate = Sensitivity::Estimate::kClosedForm,
+                 .values = energies.sqrt(),
+                 .root = root});
       continue;
     }
-    const at::Tensor& tensor = bundle[0]->tensor();
     for (const int bits : widths) {
       const Again again(call);
-      const at::Tensor folded =
-          round_trip(tensor, probe.format_of(site, tensor, bits), probe.next_key(), call.by);
-      for (const auto& probed : bundle) probed->fold(folded);
-      measure_run(probe, node, call, site, bits, clean, node(variable_list(inputs)));
+      std::map<const Leaf*, at::Tensor> folded;
+      for (const auto& probed : bundle) {
+        probed->fold(probed->comeback().with([&, root = root](const Leaf& leaf) {
+          if (&root_of(leaf.site) != root) return at::Tensor();
+          const auto [at, first] = folded.try_emplace(&leaf);
+          if (first) at->second = probe.folded(leaf, bits, probe.next_key());
+          return at->second;
+        }));
+      }
+      folded.clear();
+      measure_run(probe, node, call, site, root, bits, clean, node(variable_list(inputs)));
     }
   }
 }

@@ -38,9 +38,10 @@ std::vector<double> Measurements::read() {
 
 int Measurements::write_tables(const Gains& gains, const Rankings& rankings, double scale) {
   const std::vector<double> values = read();
-  std::map<Site*, Sensitivity> tables;
-  const auto enter = [&](Site* site, int bits, Sensitivity::Estimate estimate, double energy) {
-    Sensitivity& table = tables[site];
+  std::map<std::pair<Site*, const Site*>, Sensitivity> tables;  // by site and root
+  const auto enter = [&](Site* site, const Site* root, int bits, Sensitivity::Estimate estimate,
+                         double energy) {
+    Sensitivity& table = tables[{site, root ? root : &root_of(*site)}];
     table.estimate = std::max(table.estimate, estimate);
     auto at = std::find_if(table.errors.begin(), table.errors.end(),
                            [&](const auto& entry) { return entry.first == bits; });
@@ -54,32 +55,37 @@ int Measurements::write_tables(const Gains& gains, const Rankings& rankings, dou
   for (const Measurement& one : measured_) {
     const double gain = one.via ? gains.of(one.via) : one.into ? gains.amplification(one.into) : 1;
     for (const int bits : one.bits)
-      enter(one.site, bits, one.via ? Sensitivity::Estimate::kSignalGain : one.estimate,
+      enter(one.site, one.root, bits, one.via ? Sensitivity::Estimate::kSignalGain : one.estimate,
             values[i++] * gain * one.factor * one.factor);
   }
   for (const RelativeError& one : relative_) {
     const double energy = values[i++], of_error = values[i++];
     if (one.call->node && energy > 0)
-      enter(one.site, one.bits, Sensitivity::Estimate::kSignalGain,
+      enter(one.site, nullptr, one.bits, Sensitivity::Estimate::kSignalGain,
             of_error / energy * gains.sent_by(one.call->node));
   }
-  for (auto& [site, table] : tables) {
+  std::set<const Site*> written;
+  for (auto& [place, table] : tables) {
+    const auto [site, root] = place;
     // An infinite or NaN error says nothing, so the site keeps the table it has.
     if (std::any_of(table.errors.begin(), table.errors.end(),
                     [](const auto& entry) { return !std::isfinite(entry.second); }))
       continue;
     std::sort(table.errors.begin(), table.errors.end());
-    if (const Site& root = root_of(*site); rankings.knows(root)) {
+    if (rankings.knows(*root)) {
       auto [estimate, errors] = std::pair(table.estimate, std::move(table.errors));
-      table = rankings.table(root);
+      table = rankings.table(*root);
       table.estimate = estimate;
       table.errors = std::move(errors);
     }
-    site->sensitivity = table;
+    written.insert(site);
+    if (root == &root_of(*site)) site->sensitivity = table;
+    for (Site::Also& other : site->also)
+      if (other.root == root) other.sensitivity = table;
   }
   measured_.clear();
   relative_.clear();
-  return static_cast<int>(tables.size());
+  return static_cast<int>(written.size());
 }
 
 }  // namespace backfold::torch_layer

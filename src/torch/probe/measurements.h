@@ -30,6 +30,7 @@ struct Measurement {
   double factor = 1;   // multiplies the norms
   const torch::autograd::Node* via = nullptr;   // if set, its signal gain multiplies the energies
   const torch::autograd::Node* into = nullptr;  // if set, its amplification does
+  const Site* root = nullptr;  // whose packet the error comes from; null: the site's own root
 };
 
 // The relative error of a saved tensor whose node is not run again.

@@ -146,7 +146,7 @@ void Outside::measure(Probe& probe, Node& node, const Operator& op,
       return same_elements(one.tensor, first->tensor);
     };
     if (std::find_if(saved.begin(), first, same) != first) continue;  // folded with an earlier one
-    for (const int bits : probe.widths(*first->site)) {
+    for (const int bits : probe.widths(*first->site, root_of(*first->site))) {
       std::vector<Change> changes;
       std::int64_t draws = 1;
       for (std::int64_t draw = 0; draw < draws; ++draw) {

@@ -24,16 +24,16 @@ at::Tensor without_history(const at::Tensor& tensor) {
 
 }  // namespace
 
-c10::SmallVector<int, 4> Probe::widths(const Site& site) const {
+c10::SmallVector<int, 4> Probe::widths(const Site& site, const Site& root) const {
   // A floor of 6 marks tensors whose noise a formula amplifies. How much it does so here is
   // measured, from 4 bits on. A floor of 8 marks tensors of unknown sensitivity.
   const int floor = site.floor <= 6 ? std::min(site.floor, 4) : site.floor;
-  const int least = std::max({least_, floor, is_zero_exact(site) ? 2 : 1});
+  const int least = std::max({least_, floor, root.zero_exact ? 2 : 1});
   c10::SmallVector<int, 4> widths;
   for (const int width : {1, 2, 4})
     if (width >= least) widths.push_back(width);
   if (site.floor > 4) widths.push_back(site.floor <= 6 ? 6 : 8);
-  const auto& choice = root_of(site).choice;
+  const auto& choice = root.choice;
   if (choice && choice->bits >= 8 && widths.back() < 8) widths.push_back(8);
   return widths;
 }
@@ -49,8 +49,9 @@ int Probe::width_now(const Site& site) const {
   return noise_width(site, root_of(site), is_zero_exact(site), unplanned_);
 }
 
-std::shared_ptr<FoldedErrors> Probe::errors_of(const at::Tensor& tensor, const Site& site) {
-  auto& known = folded_errors_[{tensor.storage().unsafeGetStorageImpl(), &root_of(site)}];
+std::shared_ptr<FoldedErrors> Probe::errors_of(const at::Tensor& tensor, const Site& site,
+                                               const Site* root) {
+  auto& known = folded_errors_[{tensor.storage().unsafeGetStorageImpl(), root}];
   auto errors = known.lock();
   // Another view of the storage, or another shape of energies, needs errors of its own.
   if (!errors || !same_elements(errors->tensor, tensor) || site.op->name == "aten::convolution") {
@@ -106,7 +107,8 @@ std::shared_ptr<ProbedCall> Probe::call_record(RunningCall& call, Site& site) {
 
 void Probe::rank(const at::Tensor& tensor, const Site& site, const ProbedCall& call) {
   rankings_.rank(
-      tensor, site, std::max(2, widths(site)[0]), [this] { return next_key(); }, call.by);
+      tensor, site, std::max(2, widths(site, root_of(site))[0]), [this] { return next_key(); },
+      call.by);
 }
 
 void Probe::rank_norm(ProbedCall& call, c10::ArrayRef<c10::IValue> results) {
@@ -124,7 +126,7 @@ void Probe::add_relative_errors(const at::Tensor& tensor, Site& site,
   gains_.want();
   const at::Tensor norm = norm_of(tensor.tensor_data());
   std::vector<RelativeError> all;  // added only if every width was measured
-  for (const int bits : widths(site)) {
+  for (const int bits : widths(site, root_of(site))) {
     const GroupFormat format = format_with(site, tensor, {bits, {}});
     all.push_back({&site, bits, call, norm,
                    norm_of(difference(round_trip(tensor, format, next_key()), tensor))});
@@ -132,8 +134,26 @@ void Probe::add_relative_errors(const at::Tensor& tensor, Site& site,
   measurements_.add(all);
 }
 
+Comeback Probe::comeback_of(const at::Tensor& tensor, Site& site,
+                            const std::shared_ptr<ProbedCall>& call, Store& store) {
+  Comeback comeback{without_history(tensor), nullptr, {}};
+  if (site.derived) comeback.derived = store.derivation_of(tensor, site);
+  if (comeback.derived) {
+    std::vector<const Hold*> references;
+    comeback.derived->references(references);
+    for (const Hold* reference : references)
+      if (const auto leaf = leaves_[reference].lock()) comeback.leaves.push_back(leaf);
+    if (!comeback.leaves.empty()) return comeback;
+    comeback.derived = nullptr;
+  }
+  auto leaf = std::make_shared<Leaf>(Leaf{site, comeback.tensor, call, store.refer_to(tensor)});
+  leaves_[leaf->reference.get()] = leaf;
+  comeback.leaves.push_back(std::move(leaf));
+  return comeback;
+}
+
 Saved Probe::save(const at::Tensor& tensor, Site& site, const Demand& demand, RunningCall& call,
-                  SitesAlive sites) {
+                  SitesAlive sites, Store& store) {
   const at::AutoGradMode no_grad(false);
   saved_something_ = true;
   const bool foldable = is_foldable(tensor, site, demand);
@@ -146,7 +166,10 @@ Saved Probe::save(const at::Tensor& tensor, Site& site, const Demand& demand, Ru
     kept = std::make_shared<NotKept>(weak_from_this());
   } else if (foldable) {
     const auto record = call_record(call, site);
-    if (demand.norm && !demand.norm->norm->until_planned) {
+    const Comeback comeback = comeback_of(tensor, site, record, store);
+    if (comeback.derived) {
+      // Ranked where it is packed.
+    } else if (demand.norm && !demand.norm->norm->until_planned) {
       record->norm = demand.norm;
       record->norm_input = tensor.tensor_data();
       record->norm_site = &site;
@@ -155,29 +178,35 @@ Saved Probe::save(const at::Tensor& tensor, Site& site, const Demand& demand, Ru
       rank(tensor, site, *record);
     }
     if (pass_ == Pass::kFolded) {
-      if (&root_of(site) != only_)
-        return Saved(tensor, site, std::move(sites), {}, without_history(tensor), nullptr);
-      return Saved(
-          tensor, site, std::move(sites), {},
-          std::make_shared<FoldedLater>(weak_from_this(), record, site, without_history(tensor)),
-          nullptr);
+      return Saved(tensor, site, std::move(sites), {},
+                   std::make_shared<FoldedLater>(weak_from_this(), comeback), nullptr);
     }
     if (!can_run_again(*call.op)) add_relative_errors(tensor, site, record);
-    auto probed = std::make_shared<Probed>(weak_from_this(), record, site, without_history(tensor),
-                                           record->closed_form ? errors_of(tensor, site) : nullptr);
+    std::vector<std::shared_ptr<FoldedErrors>> errors;
+    if (record->closed_form)
+      for (const Site* root : comeback.roots()) errors.push_back(errors_of(tensor, site, root));
+    auto probed = std::make_shared<Probed>(weak_from_this(), record, site, comeback, errors);
     record->saved.push_back(probed);
     kept = std::move(probed);
   } else {
-    kept = std::make_shared<Watched>(weak_from_this(), without_history(tensor));
+    // What is not derived may be what others are derived from.
+    kept = std::make_shared<Watched>(weak_from_this(), without_history(tensor),
+                                     site.derived ? nullptr : store.refer_to(tensor));
   }
   return Saved(tensor, site, std::move(sites), {}, std::move(kept), nullptr);
 }
 
-at::Tensor Probe::folded(const at::Tensor& tensor, const Site& site,
-                         const std::optional<Normalisation>& by) {
-  // All readers of a packet see the same numbers: the key is the packet's, not the reader's.
-  const Key key{seed_ + only_draw_, root_of(site).hash};
-  return round_trip(tensor, format_of(site, tensor, only_bits_), key, by);
+at::Tensor Probe::folded(const Leaf& leaf, int bits, const Key& key) {
+  return round_trip(leaf.tensor, format_of(leaf.site, leaf.tensor, bits), key, leaf.call->by);
+}
+
+at::Tensor Probe::folded_only(const Comeback& comeback) {
+  return comeback.with([&](const Leaf& leaf) {
+    // All readers of a packet see the same numbers: the key is the packet's, not the reader's.
+    const Site& root = root_of(leaf.site);
+    return &root == only_ ? folded(leaf, only_bits_, {seed_ + only_draw_, root.hash})
+                          : at::Tensor();
+  });
 }
 
 void Probe::fold_only(const Site* root, int bits, std::uint64_t draw) {

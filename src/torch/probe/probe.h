@@ -22,6 +22,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <unordered_map>
 #include <unordered_set>
 #include <vector>
 
@@ -35,6 +36,7 @@
 #include "torch/probe/tangents.h"
 #include "torch/reads/demand.h"
 #include "torch/store/saved.h"
+#include "torch/store/store.h"
 
 namespace backfold::torch_layer {
 
@@ -64,7 +66,7 @@ class Probe : public std::enable_shared_from_this<Probe> {
 
   // Saves a tensor in a pass that is not the user's own.
   Saved save(const at::Tensor& tensor, Site& site, const Demand& demand, RunningCall& call,
-             SitesAlive sites);
+             SitesAlive sites, Store& store);
   // Notes a tensor that the store saves in the user's own step, outside of the model. The saved
   // tensor reads from the stand-in returned, which is null if its node will not be run again. If
   // memory runs out, the tensor is left unmeasured, for the user's step must not fail.
@@ -88,16 +90,17 @@ class Probe : public std::enable_shared_from_this<Probe> {
   // was not run again.
   int finish_own(double rest, const std::vector<at::Tensor>& tangents, double epsilon);
 
-  // In passes of kind kFolded: a tensor of the folded site, folded.
-  at::Tensor folded(const at::Tensor& tensor, const Site& site,
-                    const std::optional<Normalisation>& by);
+  // In passes of kind kFolded: a tensor with the one site's packet folded.
+  at::Tensor folded_only(const Comeback& comeback);
+  // What a packet would hold, as it comes back.
+  at::Tensor folded(const Leaf& leaf, int bits, const Key& key);
 
   // For readers and the nodes' hooks.
   void read_begins(const std::shared_ptr<ProbedCall>& call);
   void add(Measurement measurement);
   double epsilon() const { return epsilon_; }
-  // The widths at which a site is measured.
-  c10::SmallVector<int, 4> widths(const Site& site) const;
+  // The widths at which a site is measured, for the packet of a root.
+  c10::SmallVector<int, 4> widths(const Site& site, const Site& root) const;
   Key next_key();
   // The format that a site's tensor would be packed in at `bits` bits.
   GroupFormat format_of(const Site& site, const at::Tensor& tensor, int bits);
@@ -114,7 +117,10 @@ class Probe : public std::enable_shared_from_this<Probe> {
   void rank(const at::Tensor& tensor, const Site& site, const ProbedCall& call);
   // Ranks the input of a norm, once it is known how the norm normalises it.
   void rank_norm(ProbedCall& call, c10::ArrayRef<c10::IValue> results);
-  std::shared_ptr<FoldedErrors> errors_of(const at::Tensor& tensor, const Site& site);
+  Comeback comeback_of(const at::Tensor& tensor, Site& site,
+                       const std::shared_ptr<ProbedCall>& call, Store& store);
+  std::shared_ptr<FoldedErrors> errors_of(const at::Tensor& tensor, const Site& site,
+                                          const Site* root);
   void add_relative_errors(const at::Tensor& tensor, Site& site,
                            const std::shared_ptr<ProbedCall>& call);
   bool watches_nodes() const;
@@ -131,6 +137,7 @@ class Probe : public std::enable_shared_from_this<Probe> {
   Tangents tangents_;
   Rankings rankings_;
   std::vector<std::shared_ptr<ProbedCall>> calls_;
+  std::unordered_map<const Hold*, std::weak_ptr<Leaf>> leaves_;
   // By storage and root. An expired entry may have been another tensor's.
   std::map<std::pair<const void*, const Site*>, std::weak_ptr<FoldedErrors>> folded_errors_;
   std::unordered_set<const torch::autograd::Node*> watched_;

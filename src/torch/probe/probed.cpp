@@ -4,37 +4,86 @@
 
 #include <ATen/Functions.h>
 
+#include <algorithm>
+#include <map>
+
 #include "torch/probe/closed_form.h"
 #include "torch/probe/probe.h"
 #include "torch/store/geometry.h"
 
 namespace backfold::torch_layer {
 
-at::Tensor Probed::read() {
-  if (again_) return folded_.defined() ? folded_ : tensor_;
-  const auto probe = probe_.lock();
-  if (!probe) return tensor_;
-  probe->read_begins(call_);
-  // A tensor with a closed form enters the weight's gradient only, and no gradient that flows on.
-  if (!probe->is_noisy() || call_->closed_form) return tensor_;
-  const int bits = probe->width_now(site_);
-  if (bits == kRawBits) return tensor_;
-  return round_trip(tensor_, probe->format_of(site_, tensor_, bits), probe->next_key(), call_->by);
+at::Tensor Leaf::view_of(const at::Tensor& folded, const View& view) const {
+  const View own = view_in_span(tensor, 0);
+  if (own.offset == view.offset && own.sizes == view.sizes && own.strides == view.strides)
+    return folded;
+  if (!tensor.is_non_overlapping_and_dense() || folded.strides() != tensor.strides()) return {};
+  View inside = view;
+  inside.offset += folded.storage_offset() - tensor.storage_offset();
+  std::int64_t last = inside.offset;
+  for (std::size_t i = 0; i < view.sizes.size(); ++i) last += (view.sizes[i] - 1) * view.strides[i];
+  if (inside.offset < folded.storage_offset() || last >= folded.storage_offset() + folded.numel())
+    return {};
+  return tensor_at(folded.storage(), inside, tensor.scalar_type());
 }
 
-const at::Tensor& Probed::error_energies() {
-  if (!errors_->energies.defined()) {
+at::Tensor Comeback::with(const Fold& fold) const {
+  if (!derived) {
+    const at::Tensor folded = fold(*leaves[0]);
+    return folded.defined() ? folded : tensor;
+  }
+  std::map<const Leaf*, at::Tensor> folded;  // each leaf once, however often it is used
+  const auto other = [&](const Hold& hold, const View& view) -> at::Tensor {
+    for (const auto& leaf : leaves) {
+      if (leaf->reference.get() != &hold) continue;
+      const auto [at, first] = folded.try_emplace(leaf.get());
+      if (first) at->second = fold(*leaf);
+      return at->second.defined() ? leaf->view_of(at->second, view) : at::Tensor();
+    }
+    return {};
+  };
+  const auto made = derived->with(other);
+  return made ? tensor_at(made->storage(), view_in_span(tensor, 0), tensor.scalar_type()) : tensor;
+}
+
+std::vector<const Site*> Comeback::roots() const {
+  std::vector<const Site*> roots;
+  for (const auto& leaf : leaves)
+    if (std::find(roots.begin(), roots.end(), &root_of(leaf->site)) == roots.end())
+      roots.push_back(&root_of(leaf->site));
+  return roots;
+}
+
+at::Tensor Probed::read() {
+  if (again_) return folded_.defined() ? folded_ : comeback_.tensor;
+  const auto probe = probe_.lock();
+  if (!probe) return comeback_.tensor;
+  probe->read_begins(call_);
+  // A tensor with a closed form enters the weight's gradient only, and no gradient that flows on.
+  if (!probe->is_noisy() || call_->closed_form) return comeback_.tensor;
+  return comeback_.with([&](const Leaf& leaf) {
+    const int bits = probe->width_now(leaf.site);
+    return bits == kRawBits ? at::Tensor() : probe->folded(leaf, bits, probe->next_key());
+  });
+}
+
+const at::Tensor& Probed::error_energies(const Site* root) {
+  const auto which = std::find(roots_.begin(), roots_.end(), root) - roots_.begin();
+  at::Tensor& known = errors_[static_cast<std::size_t>(which)]->energies;
+  if (!known.defined()) {
     const auto probe = probe_.lock();
     std::vector<at::Tensor> energies;
-    for (const int bits : probe->widths(site_)) {
-      const at::Tensor folded =
-          round_trip(tensor_, probe->format_of(site_, tensor_, bits), probe->next_key());
+    for (const int bits : probe->widths(site_, *root)) {
+      const at::Tensor folded = comeback_.with([&](const Leaf& leaf) {
+        return &root_of(leaf.site) == root ? probe->folded(leaf, bits, probe->next_key())
+                                           : at::Tensor();
+      });
       energies.push_back(
-          energies_by_row(*call_->op, call_->arguments, difference(folded, tensor_)));
+          energies_by_row(*call_->op, call_->arguments, difference(folded, comeback_.tensor)));
     }
-    errors_->energies = at::stack(energies);
+    known = at::stack(energies);
   }
-  return errors_->energies;
+  return known;
 }
 
 at::Tensor NotKept::read() {
@@ -49,7 +98,7 @@ at::Tensor Watched::read() {
 
 at::Tensor FoldedLater::read() {
   const auto probe = probe_.lock();
-  return probe ? probe->folded(tensor_, site_, call_->by) : tensor_;
+  return probe ? probe->folded_only(comeback_) : comeback_.tensor;
 }
 
 }  // namespace backfold::torch_layer

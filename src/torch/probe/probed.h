@@ -11,6 +11,7 @@
 #include <torch/csrc/autograd/function.h>
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -25,6 +26,31 @@ namespace backfold::torch_layer {
 
 class Probe;
 class Probed;
+struct ProbedCall;
+
+// A tensor that a packet would hold: what a probe rounds.
+struct Leaf {
+  Site& site;
+  at::Tensor tensor;
+  std::shared_ptr<ProbedCall> call;
+  std::shared_ptr<Hold> reference;  // that stands for it in derivations
+
+  // A view of its storage, in a rounded copy of it; undefined where the copy does not hold it.
+  at::Tensor view_of(const at::Tensor& folded, const View& view) const;
+};
+
+// How a saved tensor would come back: from a packet of its own, or made again from those of others.
+struct Comeback {
+  at::Tensor tensor;
+  std::shared_ptr<Derived> derived;           // null for a packet of its own
+  std::vector<std::shared_ptr<Leaf>> leaves;  // one, for a packet of its own
+
+  // The tensor, with leaves replaced by what `fold` gives for them, where it gives any.
+  using Fold = std::function<at::Tensor(const Leaf& leaf)>;
+  at::Tensor with(const Fold& fold) const;
+  // The roots of the leaves, each once.
+  std::vector<const Site*> roots() const;
+};
 
 // An input of a call, identified by the edge that its gradient leaves through.
 struct ProbedInput {
@@ -60,20 +86,23 @@ struct FoldedErrors {
 class Probed : public Reader {
  public:
   Probed(std::weak_ptr<Probe> probe, std::shared_ptr<ProbedCall> call, Site& site,
-         at::Tensor tensor, std::shared_ptr<FoldedErrors> errors)
+         Comeback comeback, std::vector<std::shared_ptr<FoldedErrors>> errors)
       : probe_(std::move(probe)),
         call_(std::move(call)),
         site_(site),
-        tensor_(std::move(tensor)),
+        comeback_(std::move(comeback)),
+        roots_(comeback_.roots()),
         errors_(std::move(errors)) {}
 
-  // For a call with a closed form: error energies by width and row. Computed once.
-  const at::Tensor& error_energies();
+  // For a call with a closed form: error energies by width and row, for the packet of one of its
+  // roots. Computed once.
+  const at::Tensor& error_energies(const Site* root);
 
   at::Tensor read() override;
 
   Site& site() const { return site_; }
-  const at::Tensor& tensor() const { return tensor_; }
+  const Comeback& comeback() const { return comeback_; }
+  const std::vector<const Site*>& roots() const { return roots_; }
   // Brackets a second run of its node. In between, read() returns what fold() was last given, or
   // the tensor itself.
   void begin_again() { again_ = true; }
@@ -87,8 +116,9 @@ class Probed : public Reader {
   const std::weak_ptr<Probe> probe_;
   const std::shared_ptr<ProbedCall> call_;
   Site& site_;
-  const at::Tensor tensor_;
-  const std::shared_ptr<FoldedErrors> errors_;
+  const Comeback comeback_;
+  const std::vector<const Site*> roots_;
+  const std::vector<std::shared_ptr<FoldedErrors>> errors_;  // by root; empty without closed form
   bool again_ = false;
   at::Tensor folded_;
 };
@@ -106,28 +136,26 @@ class NotKept : public Reader {
 // A tensor that cannot be folded. Tells the probe that backward has begun.
 class Watched : public Reader {
  public:
-  Watched(std::weak_ptr<Probe> probe, at::Tensor tensor)
-      : probe_(std::move(probe)), tensor_(std::move(tensor)) {}
+  Watched(std::weak_ptr<Probe> probe, at::Tensor tensor, std::shared_ptr<Hold> reference)
+      : probe_(std::move(probe)), tensor_(std::move(tensor)), reference_(std::move(reference)) {}
   at::Tensor read() override;
 
  private:
   const std::weak_ptr<Probe> probe_;
   const at::Tensor tensor_;
+  const std::shared_ptr<Hold> reference_;  // for derivations
 };
 
 // A tensor that is folded when it is read, by which time its call has ended.
 class FoldedLater : public Reader {
  public:
-  FoldedLater(std::weak_ptr<Probe> probe, std::shared_ptr<ProbedCall> call, const Site& site,
-              at::Tensor tensor)
-      : probe_(std::move(probe)), call_(std::move(call)), site_(site), tensor_(std::move(tensor)) {}
+  FoldedLater(std::weak_ptr<Probe> probe, Comeback comeback)
+      : probe_(std::move(probe)), comeback_(std::move(comeback)) {}
   at::Tensor read() override;
 
  private:
   const std::weak_ptr<Probe> probe_;
-  const std::shared_ptr<ProbedCall> call_;
-  const Site& site_;
-  const at::Tensor tensor_;
+  const Comeback comeback_;
 };
 
 }  // namespace backfold::torch_layer

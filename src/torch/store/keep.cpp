@@ -123,9 +123,10 @@ std::optional<Saved> Store::share(Saving& saving, Tracked& tracked) {
   }
   const Span span = span_of(tensor);
   const int bits = saving.width.least;
-  for (const auto& known : tracked.packets) {
-    const auto packet = known.lock();
-    if (!packet || packet->version() != version || packet->type() != tensor.scalar_type() ||
+  for (const Tracked::Packed& known : tracked.packets) {
+    const auto packet = known.packet.lock();
+    if (!packet || known.write != tracked.writes || packet->version() != version ||
+        packet->type() != tensor.scalar_type() ||
         packet->stream() != current_stream(tensor.device()) || packet->rule() != saving.rule)
       continue;
     View view = view_in_span(tensor, packet->span().begin);
@@ -134,13 +135,13 @@ std::optional<Saved> Store::share(Saving& saving, Tracked& tracked) {
     } else if (!packet->span().contains(span) || packet->span().count > 4 * span.count) {
       continue;
     }
-    if (saving.demand.reads != Reads::kPredicate) packet->values_are_read();
     if (!serves(*packet, saving.site, saving.demand, bits) ||
         !serves_norm(*packet, saving.demand, tensor)) {
       if (options_.adaptive && Policy::is_planned(saving.rule))
         packet->site().served_floor = std::max(packet->site().served_floor, bits);
       continue;
     }
+    if (saving.demand.reads != Reads::kPredicate) packet->values_are_read();
     if (packet->is_planned()) {
       saving.site.root = &packet->site();
       saving.site.floor = std::max(saving.site.floor, saving.demand.bits);
@@ -154,6 +155,13 @@ std::optional<Saved> Store::share(Saving& saving, Tracked& tracked) {
                  predicate && predicate->type != ElementType::kBool);
   }
   return std::nullopt;
+}
+
+void Store::tell_of_values(const Saving& saving, const Tracked& tracked) {
+  if (saving.demand.reads == Reads::kPredicate) return;
+  for (const Tracked::Packed& known : tracked.packets)
+    if (const auto packet = known.packet.lock(); packet && known.write == tracked.writes)
+      packet->values_are_read();
 }
 
 Saved Store::pack(Saving& saving, Tracked& tracked, const Treatment& treatment, at::Tensor copy) {
@@ -186,7 +194,7 @@ Saved Store::pack(Saving& saving, Tracked& tracked, const Treatment& treatment, 
   const bool sign =
       saving.demand.reads == Reads::kPredicate && saving.demand.rule->sign_of_nonnegative;
   if (sign) packet->learn_sign();
-  tracked.packets.push_back(packet);
+  tracked.packets.push_back({packet, tracked.writes});
 
   Ledger& ledger = book(saving);
   ledger.unique_bytes += saving.first ? static_cast<std::int64_t>(tensor.storage().nbytes()) : 0;

@@ -50,22 +50,21 @@ Saved::Saved(const at::Tensor& tensor, const Site& site, SitesAlive sites, View 
              const Rule* rule)
     : site_(site),
       sites_(std::move(sites)),
-      counter_(tensor.unsafeGetTensorImpl()->version_counter()),
-      version_(counter_.enabled() ? counter_.current_version() : 0),
+      counter_(tensor),
       type_(tensor.scalar_type()),
       view_(std::move(view)),
       kept_(std::move(kept)),
       rule_(rule) {}
 
 void Saved::check_unmodified() const {
-  if (!counter_.enabled() || counter_.current_version() == version_) return;
+  if (!counter_.moved()) return;
   const std::string& path = sites_->path(site_.path).name;
   TORCH_CHECK(false,
               "one of the variables needed for gradient computation has been modified by an "
               "inplace operation: [",
               type_, " ", at::IntArrayRef(view_.sizes), "], saved by ", site_.op->name, " (",
-              site_.slot, ")", path.empty() ? "" : " in ", path, ", is at version ",
-              counter_.current_version(), "; expected version ", version_,
+              site_.slot, ")", path.empty() ? "" : " in ", path, ", is at version ", counter_.now(),
+              "; expected version ", counter_.stood_at,
               " instead. Hint: enable anomaly detection to find the operation that failed to "
               "compute its gradient, with torch.autograd.set_detect_anomaly(True).");
 }
@@ -86,7 +85,10 @@ void Saved::check_reader() const {
 
 bool Saved::is_large_on_cpu() const {
   const auto* packet = std::get_if<std::shared_ptr<SharedPacket>>(&kept_);
-  return packet && *packet && !(*packet)->stream() && (*packet)->span().count > kLongWork;
+  if (packet) return *packet && !(*packet)->stream() && (*packet)->span().count > kLongWork;
+  const auto* derived = std::get_if<std::shared_ptr<Derived>>(&kept_);
+  return derived && (*derived)->device().is_cpu() &&
+         c10::multiply_integers(view_.sizes) > kLongWork;
 }
 
 at::Tensor Saved::unpack() {
@@ -115,11 +117,15 @@ at::Tensor Saved::unpack() {
     at::Tensor operator()(const std::shared_ptr<ParameterCopy>& copy) const {
       return tensor_at(copy->storage(), saved.view_, saved.type_);
     }
+    at::Tensor operator()(const std::shared_ptr<Derived>& derived) const {
+      return derived->restore(saved.view_, !saved.site_.op->opaque);
+    }
     at::Tensor operator()(const std::shared_ptr<Reader>& reader) const { return reader->read(); }
   };
   at::Tensor tensor = std::visit(Restore{*this}, kept_);
-  if (std::holds_alternative<std::shared_ptr<SharedPacket>>(kept_) && !stand_in_ &&
-      node_.reads_for_the_last_time()) {
+  const bool makes = std::holds_alternative<std::shared_ptr<SharedPacket>>(kept_) ||
+                     std::holds_alternative<std::shared_ptr<Derived>>(kept_);
+  if (makes && !stand_in_ && node_.reads_for_the_last_time()) {
     given_.emplace(tensor.storage().getWeakStorageImpl(), view_in_span(tensor, 0));
     kept_ = std::shared_ptr<SharedPacket>();
   }

@@ -12,6 +12,7 @@
 #include <optional>
 #include <variant>
 
+#include "torch/store/derived.h"
 #include "torch/store/shared_packet.h"
 
 namespace backfold::torch_layer {
@@ -59,9 +60,9 @@ struct SavingNode {
 class Saved {
  public:
   // A reference, geometry, one of the objects that readers share, or a probe's.
-  using Kept =
-      std::variant<at::Tensor, at::Device, std::shared_ptr<Hold>, std::shared_ptr<SharedPacket>,
-                   std::shared_ptr<ParameterCopy>, std::shared_ptr<Reader>>;
+  using Kept = std::variant<at::Tensor, at::Device, std::shared_ptr<Hold>,
+                            std::shared_ptr<SharedPacket>, std::shared_ptr<ParameterCopy>,
+                            std::shared_ptr<Derived>, std::shared_ptr<Reader>>;
 
   // `view` is where the tensor lies in what is kept. `rule` is given where the values that come
   // back are made for the nodes that it names, and for no other reader.
@@ -92,8 +93,7 @@ class Saved {
 
   const Site& site_;
   const SitesAlive sites_;
-  const c10::VariableVersion counter_;
-  const std::uint32_t version_;
+  const Counter counter_;
   const at::ScalarType type_;
   const SavingNode node_ = SavingNode::newest();
   const View view_;

@@ -39,20 +39,19 @@ at::Tensor pack_span(const at::Tensor& source, const Span& span, const at::Tenso
   return pack_payload(begin, source.device(), format, key, memory);
 }
 
-// Lets the stream `now` read what was written on another, and the memory wait for it.
+}  // namespace
+
+std::optional<c10::Stream> current_stream(const at::Device& device) {
+  if (!device.is_cuda()) return std::nullopt;
+  return c10::impl::VirtualGuardImpl(device.type()).getStream(device);
+}
+
 void hand_over(const c10::DataPtr& memory, const c10::Stream& written_on, const c10::Stream& now) {
   // Whatever that stream has been given by now includes the kernel that wrote.
   c10::Event written(now.device_type());
   written.record(written_on);
   written.block(now);
   c10::impl::VirtualGuardImpl(now.device_type()).recordDataPtrOnStream(memory, now);
-}
-
-}  // namespace
-
-std::optional<c10::Stream> current_stream(const at::Device& device) {
-  if (!device.is_cuda()) return std::nullopt;
-  return c10::impl::VirtualGuardImpl(device.type()).getStream(device);
 }
 
 std::optional<c10::Storage> DecodedOnce::get(const std::optional<c10::Stream>& stream) const {
@@ -79,7 +78,7 @@ SharedPacket::SharedPacket(const at::Tensor& source, const Span& span, const at:
                               : view_in_span(source, span.begin)),
       source_(source.storage().getWeakStorageImpl()),
       source_bytes_(source.storage().nbytes()),
-      version_(source._version()),
+      counter_(source),
       stream_(current_stream(source.device())) {}
 
 void SharedPacket::pack(const at::Tensor& source, const at::Tensor* dense_copy, const Key& key,
@@ -143,7 +142,9 @@ at::Tensor SharedPacket::restore(const View& view, bool share) {
     return tensor_at(waiting_->dense.storage(), held, type_);
   }
   auto source = source_.lock();
-  const bool alive = source && source->nbytes() == source_bytes_;
+  // A derived tensor reads packets of values that are no longer in their memory.
+  const bool alive =
+      source && source->nbytes() == source_bytes_ && !overwritten_ && !counter_.moved();
   if (!judged_ && alive) site_.alive = true;
   judged_ = true;
   if (alive) {
@@ -152,6 +153,11 @@ at::Tensor SharedPacket::restore(const View& view, bool share) {
     return tensor_at(c10::Storage(std::move(source)), in_storage, type_);
   }
   return tensor_at(decode(share), view, type_);
+}
+
+void SharedPacket::forget_source() {
+  const std::lock_guard lock(mutex_);
+  overwritten_ = true;
 }
 
 const c10::Storage& Hold::storage() {

@@ -22,6 +22,7 @@
 #include "torch/capture/site.h"
 #include "torch/codec/codec.h"
 #include "torch/codec/policy.h"
+#include "torch/store/counter.h"
 #include "torch/store/geometry.h"
 
 namespace backfold::torch_layer {
@@ -42,6 +43,9 @@ class DecodedOnce {
 
 // The current stream of a device that has streams.
 std::optional<c10::Stream> current_stream(const at::Device& device);
+
+// Lets the stream `now` read what was written on another, and the memory wait for it.
+void hand_over(const c10::DataPtr& memory, const c10::Stream& written_on, const c10::Stream& now);
 
 class SharedPacket {
  public:
@@ -67,6 +71,9 @@ class SharedPacket {
   // `share`, decoded memory may be that of another reader.
   at::Tensor restore(const View& view, bool share);
 
+  // The source's own memory is about to change.
+  void forget_source();
+
   Site& site() const { return site_; }
   int rule() const { return rule_; }
   // Whether its width or codec is a matter of the plan.
@@ -78,7 +85,7 @@ class SharedPacket {
   // Where a dense copy was packed: how the source's view lies in it.
   const View& packed_view() const { return packed_view_; }
   at::ScalarType type() const { return type_; }
-  std::uint32_t version() const { return version_; }
+  std::uint32_t version() const { return counter_.stood_at; }
   const std::optional<c10::Stream>& stream() const { return stream_; }
   // The rows that its values are, or will be, normalised by; null where they are packed as they
   // are.
@@ -108,7 +115,7 @@ class SharedPacket {
   const View packed_view_;
   const WeakStorage source_;
   const std::size_t source_bytes_;
-  const std::uint32_t version_;
+  const Counter counter_;
   const std::optional<c10::Stream> stream_;
   at::Tensor payload_;
   std::optional<Waiting> waiting_;
@@ -117,7 +124,7 @@ class SharedPacket {
   bool learns_sign_ = false;
   std::atomic<bool> values_read_{false};
   std::mutex mutex_;
-  bool judged_ = false;
+  bool judged_ = false, overwritten_ = false;
   DecodedOnce decoded_;
 };
 

@@ -86,7 +86,7 @@ Saved Store::save(const at::Tensor& tensor, Site& site, const Demand& demand, st
   Tracked& tracked = found->second;
   saving.first = first || !tracked.site;
   if (saving.first) tracked.site = &site;
-  if (options_.observe_only) return hold(saving, tracked, Kind::kRaw, demand.reason);
+  if (options_.observe_only) return observe(saving, tracked);
   if (sites_->keeps(site)) return hold(saving, tracked, Kind::kPassed, "named in keep=");
   const bool reads_values = demand.reads == Reads::kValues || demand.reads == Reads::kFinely;
   if (!policy_.empty()) {
@@ -111,7 +111,13 @@ Saved Store::save(const at::Tensor& tensor, Site& site, const Demand& demand, st
     return hold(saving, tracked, Kind::kPassed, "type without a codec");
   if (site.op->compiled)
     return hold(saving, tracked, Kind::kPassed, "saved by a graph of torch.compile");
-  if (auto shared = share(saving, tracked)) return std::move(*shared);
+  if (auto shared = share(saving, tracked)) {
+    site.derived = false;
+    return std::move(*shared);
+  }
+  if (auto derived = derive(saving, tracked)) return std::move(*derived);
+  site.derived = false;
+  tell_of_values(saving, tracked);
   if (site.alive) return hold(saving, tracked, Kind::kAlive, "the program keeps it alive");
   if (saving.rule != Policy::kNone) {
     if (auto encoded = encode(saving, tracked, tanh)) return std::move(*encoded);
@@ -119,7 +125,8 @@ Saved Store::save(const at::Tensor& tensor, Site& site, const Demand& demand, st
     if (auto shared = share(saving, tracked)) return std::move(*shared);
   }
 
-  const Treatment treatment = choose(tensor, demand, site.sign, saving.width.choice);
+  const Site::Sign sign = is_derivable(saving, tracked) ? Site::Sign::kOnlySign : site.sign.load();
+  const Treatment treatment = choose(tensor, demand, sign, saving.width.choice);
   if (!treatment.format) {
     const bool part =
         treatment.by_choice && saving.bytes < static_cast<std::int64_t>(tensor.storage().nbytes());
@@ -155,21 +162,6 @@ void Store::remember_copy(const at::Tensor& source, const at::Tensor& copy) {
   found->second.copy = std::make_shared<ParameterCopy>(source, copy);
   found->second.copy_version = copy._version();
   copied_[source.storage().unsafeGetStorageImpl()].push_back(found->first);
-}
-
-void Store::about_to_write(const at::Tensor& tensor) {
-  if (copied_.empty() || !tensor.has_storage()) return;
-  const auto found = copied_.find(tensor.storage().unsafeGetStorageImpl());
-  if (found == copied_.end()) return;
-  for (const c10::StorageImpl* storage : found->second) {
-    std::shared_ptr<ParameterCopy>& copy = storages_.at(storage).copy;
-    if (copy.use_count() > 1) {
-      copy->keep();
-    } else {
-      copy.reset();
-    }
-  }
-  copied_.erase(found);
 }
 
 void Store::judge_alive() {

@@ -12,6 +12,7 @@
 #include <ATen/core/Tensor.h>
 #include <c10/util/flat_hash_map.h>
 
+#include <deque>
 #include <memory>
 #include <optional>
 #include <unordered_map>
@@ -23,6 +24,7 @@
 #include "torch/plan/sample_norms.h"
 #include "torch/reads/demand.h"
 #include "torch/store/saved.h"
+#include "torch/store/tracked.h"
 #include "torch/store/treatment.h"
 #include "torch/store/width.h"
 
@@ -32,6 +34,7 @@ struct StoreOptions : WidthRules {
   std::int64_t min_bytes = 0;  // smaller tensors are passed through
   std::uint64_t seed = 0;
   bool observe_only = false;  // pack nothing, count everything
+  bool derive = true;         // make again what a recipe can
   bool wants_scores = false;  // of samples whose widths are about to be planned
   SampleIds samples;          // of the batch, where the user gave them
 };
@@ -68,6 +71,17 @@ class Store {
   // was saved, is made now.
   void about_to_write(const at::Tensor& tensor);
 
+  // A call with a recipe will write over its first argument next.
+  void note_overwritten(RunningCall& call);
+  // A call with a recipe has made `result`: how is remembered, if it can be made again. `results`
+  // are all of its results, or none while it still runs.
+  void record(RunningCall& call, const at::Tensor& result, c10::ArrayRef<c10::IValue> results);
+
+  // For passes that fold nothing: a reference to the tensor, which stands for it in derivations;
+  // and how the tensor would be made again from such references, if it would.
+  std::shared_ptr<Hold> refer_to(const at::Tensor& tensor);
+  std::shared_ptr<Derived> derivation_of(const at::Tensor& tensor, const Site& site);
+
   // Whether a tensor that is kept per sample had as many samples as there were ids.
   bool met_samples() const { return met_samples_; }
 
@@ -75,23 +89,6 @@ class Store {
   void judge_alive();
 
  private:
-  // What is known of one storage.
-  struct Tracked {
-    explicit Tracked(const c10::Storage& storage) : storage(storage.getWeakStorageImpl()) {}
-
-    WeakStorage storage;
-    std::weak_ptr<Hold> hold;
-    struct Part {
-      View original, view;  // in the storage, in the copy
-      std::weak_ptr<Hold> copy;
-    };
-    c10::SmallVector<Part, 1> parts;  // that the plan keeps without the rest
-    c10::SmallVector<std::weak_ptr<SharedPacket>, 2> packets;
-    std::shared_ptr<ParameterCopy> copy;
-    std::uint32_t copy_version = 0;
-    std::uint32_t copy_landmark = 0;
-    Site* site = nullptr;  // of the first save
-  };
   struct Saving;
 
   struct Known {
@@ -104,8 +101,16 @@ class Store {
   Saved pass(Saving& saving, Kind kind, const char* reason);
   Saved hold(Saving& saving, Tracked& tracked, Kind kind, const char* reason);
   Saved keep_geometry(Saving& saving);
+  // Holds it, and notes how it could be made again.
+  Saved observe(Saving& saving, Tracked& tracked);
   Saved hold_part(Saving& saving, Tracked& tracked, const char* reason);
   std::optional<Saved> share(Saving& saving, Tracked& tracked);
+  // By a recipe, from what is kept already or, where that is less, from what is kept instead.
+  std::optional<Saved> derive(Saving& saving, Tracked& tracked);
+  // Tells the packets of the tensor's memory that signs are not all that is read of it.
+  void tell_of_values(const Saving& saving, const Tracked& tracked);
+  // Whether the values that a call made could be derived.
+  bool is_derivable(const Saving& saving, const Tracked& tracked);
   // `copy` is the tensor without gaps, where the caller made it and the tensor has some.
   Saved pack(Saving& saving, Tracked& tracked, const Treatment& treatment, at::Tensor copy = {});
   // By the rule of the policy; none where its codec does not fit and need not.
@@ -115,6 +120,25 @@ class Store {
   Ledger& book(Saving& saving);
   Saved saved(Saving& saving, View view, Saved::Kept kept, bool for_reader_only);
 
+  // What a reader asks of the sources of a derived tensor.
+  struct Need {
+    bool exact = false;
+    int bits = 0;              // that a rounded source must have
+    std::int64_t bytes = 0;    // of the reader
+    std::int64_t instead = 0;  // bytes of memory that may be kept only for this
+    const Site& reader;
+  };
+  Need need_of(const Saving& saving) const;
+  Tracked& track(const at::Tensor& tensor);
+  Value& value_at(const at::Tensor& tensor);
+  Value::Input input_of(const at::Tensor& tensor, int position);
+  std::shared_ptr<Derived> derived(Value& value, const Need& need);
+  std::optional<Source> source_of(const Value::Input& input, const Need& need, Effort& effort);
+  std::optional<Source> kept_source(const Value::Input& input, const Need& need, Effort& effort);
+  std::optional<Source> source_instead(const Value::Input& input, const Need& need, Effort& effort);
+  std::vector<Source> sources_of(const Value& value, const Need& need, Effort& effort);
+  std::optional<Source> own_bits(const Value& value);
+
   const StoreOptions options_;
   const std::shared_ptr<SiteTable> sites_;
   Policy& policy_;
@@ -122,6 +146,7 @@ class Store {
   std::shared_ptr<SharedPacket> waiting_;
   ska::flat_hash_map<const c10::StorageImpl*, Known> parameters_;  // and buffers
   std::unordered_map<const c10::StorageImpl*, Tracked> storages_;
+  std::deque<Value> values_;
   // By the storage of a parameter: its copies among the storages.
   ska::flat_hash_map<const c10::StorageImpl*, c10::SmallVector<const c10::StorageImpl*, 1>> copied_;
 };

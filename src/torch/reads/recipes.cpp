@@ -1,0 +1,203 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "torch/reads/recipes.h"
+
+#include <ATen/Functions.h>
+
+#include <algorithm>
+
+#include "torch/reads/exact_ops_rows.h"
+
+namespace backfold::torch_layer {
+namespace {
+
+using OnRounded = Recipe::OnRounded;
+
+bool is_training(const Call& call) {
+  const c10::IValue& training = call["training"];
+  return !training.isBool() || training.toBool();
+}
+
+// Dropout that drops something, on a device whose kernel keeps a mask.
+bool drops(const Call& call) {
+  const c10::IValue& train = call["train"];
+  return train.isNone() || (train.isBool() && train.toBool());
+}
+
+// Squares and cubes: what norms and GELUs written out by hand take.
+bool is_small_power(const Call& call) {
+  const c10::IValue& exponent = call["exponent"];
+  return equals(exponent, 2) || equals(exponent, 3);
+}
+
+constexpr Recipe in_place(std::string_view op, std::string_view again,
+                          std::string_view exact = {}) {
+  return {.op = op, .again = again, .exact = exact};
+}
+
+constexpr Recipe norm(std::string_view op, int statistics, std::string_view left_out = {}) {
+  return {.op = op,
+          .exact = "weight bias",
+          .left_out = left_out,
+          .on_rounded = OnRounded::kStatistics,
+          .first_companion = 1,
+          .companions = statistics,
+          .when = is_training};
+}
+
+constexpr std::string_view kRunning = "running_mean running_var";
+
+constexpr Recipe kRecipes[] = {
+    // Activations. Those with a kink need its exact side, which only ReLU's own bits tell.
+    {"aten::gelu"},
+    in_place("aten::gelu_", "aten::gelu"),
+    {"aten::silu"},
+    in_place("aten::silu_", "aten::silu"),
+    {"aten::sigmoid"},
+    in_place("aten::sigmoid_", "aten::sigmoid"),
+    {"aten::tanh"},
+    in_place("aten::tanh_", "aten::tanh"),
+    {"aten::softplus"},
+    {"aten::mish"},
+    in_place("aten::mish_", "aten::mish"),
+    {"aten::elu"},
+    in_place("aten::elu_", "aten::elu"),
+    {"aten::hardswish"},
+    in_place("aten::hardswish_", "aten::hardswish"),
+    {"aten::log_sigmoid_forward"},
+    {.op = "aten::relu", .on_rounded = OnRounded::kBits},
+    {.op = "aten::relu_", .again = "aten::relu", .on_rounded = OnRounded::kBits},
+    {.op = "aten::leaky_relu", .exact = "*"},
+    in_place("aten::leaky_relu_", "aten::leaky_relu", "*"),
+    {.op = "aten::hardtanh", .exact = "*"},
+    in_place("aten::hardtanh_", "aten::hardtanh", "*"),
+    {.op = "aten::hardsigmoid", .exact = "*"},
+    in_place("aten::hardsigmoid_", "aten::hardsigmoid", "*"),
+    {.op = "aten::_prelu_kernel", .exact = "*"},
+    {.op = "aten::threshold", .exact = "*"},
+    {.op = "aten::clamp", .exact = "*"},
+    {.op = "aten::clamp_min", .exact = "*"},
+    {.op = "aten::clamp_max", .exact = "*"},
+    {.op = "aten::abs", .exact = "*"},
+
+    // Arithmetic. Noise of a divisor, in an exponent or under a root is not only noise.
+    {"aten::add"},
+    in_place("aten::add_", "aten::add"),
+    {"aten::sub"},
+    in_place("aten::sub_", "aten::sub"),
+    {"aten::rsub"},
+    {"aten::mul"},
+    in_place("aten::mul_", "aten::mul"),
+    {.op = "aten::div", .exact = "other"},
+    in_place("aten::div_", "aten::div", "other"),
+    {"aten::neg"},
+    in_place("aten::neg_", "aten::neg"),
+    {.op = "aten::pow", .when = is_small_power},
+    {"aten::square"},
+    {.op = "aten::exp", .exact = "*"},
+    {.op = "aten::rsqrt", .exact = "*"},
+    {.op = "aten::sqrt", .exact = "*"},
+    {.op = "aten::reciprocal", .exact = "*"},
+    {.op = "aten::sin", .exact = "*"},
+    {.op = "aten::cos", .exact = "*"},
+    {"aten::addcmul"},
+    {"aten::lerp"},
+    {"aten::glu"},
+
+    // Norms.
+    norm("aten::native_layer_norm", 2),
+    norm("aten::_fused_rms_norm", 1),
+    norm("aten::native_group_norm", 2),
+    norm("aten::native_batch_norm", 2, kRunning),
+    norm("aten::_native_batch_norm_legit", 2, kRunning),
+    norm("aten::cudnn_batch_norm", 2, kRunning),
+
+    // Choices by an exact mask.
+    {.op = "aten::native_dropout", .first_companion = 1, .companions = 1, .when = drops},
+    {.op = "aten::where", .exact = "condition"},
+    {.op = "aten::masked_fill", .exact = "mask"},
+    in_place("aten::masked_fill_", "aten::masked_fill", "mask"),
+
+    // Copies and arrangements.
+    {"aten::_to_copy"},
+    {"aten::clone"},
+    {"aten::cat"},
+    {"aten::roll"},
+    {"aten::flip"},
+    {"aten::constant_pad_nd"},
+    {"aten::repeat"},
+    {.op = "aten::index_select", .exact = "index"},
+    {.op = "aten::gather", .exact = "index"},
+    {.op = "aten::index", .exact = "indices"},
+    {.op = "aten::embedding", .exact = "indices"},
+};
+
+at::Tensor by_dropout(const RecipeInputs& inputs) {
+  const Call call(inputs.schema, inputs.arguments);
+  // As the kernel computes it: the share that stays is rounded to fp32 first.
+  const auto stays = static_cast<float>(1 - call["p"].toDouble());
+  const double scale = stays == 0 ? 0 : static_cast<float>(1.0 / stays);
+  return at::native_dropout_backward(call["input"].toTensor(), inputs.companions[0], scale);
+}
+
+// (x - mean) * rstd * weight + bias in fp32, or in fp64 for that type, in x's layout and type.
+at::Tensor by_statistics(const RecipeInputs& inputs) {
+  const Call call(inputs.schema, inputs.arguments);
+  const at::Tensor x = call["input"].toTensor();
+  at::Tensor rstd = inputs.companions.back();
+  at::Tensor mean = inputs.companions.size() == 2 ? inputs.companions[0] : at::Tensor();
+  const auto optional = [&](const char* name) {
+    const c10::IValue& value = call[name];
+    return value.isTensor() ? value.toTensor() : at::Tensor();
+  };
+  at::Tensor weight = optional("weight"), bias = optional("bias");
+  c10::SmallVector<std::int64_t, 6> rows(static_cast<std::size_t>(x.dim()), 1), columns = rows;
+  at::Tensor values = x;
+  if (call["group"].isInt()) {
+    // Rows are groups of channels: one dimension more.
+    const std::int64_t groups = call["group"].toInt();
+    values = x.unflatten(1, {groups, x.size(1) / groups});
+    rows.assign(static_cast<std::size_t>(values.dim()), 1);
+    rows[0] = x.size(0);
+    rows[1] = groups;
+    columns[1] = x.size(1);
+  } else if (call["normalized_shape"].isNone()) {
+    rows[1] = columns[1] = x.size(1);
+  } else {
+    const auto inside = call["normalized_shape"].toListRef().size();
+    for (std::size_t i = 0; i < rows.size(); ++i)
+      (i < rows.size() - inside ? rows : columns)[i] = x.size(static_cast<std::int64_t>(i));
+  }
+  const at::ScalarType type = x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  at::Tensor y =
+      mean.defined() ? values.to(type).sub(mean.to(type).reshape(rows)) : values.to(type);
+  y = y.mul(rstd.to(type).reshape(rows));
+  if (call["group"].isInt()) y = y.reshape(x.sizes());
+  if (weight.defined()) y.mul_(weight.to(type).reshape(columns));
+  if (bias.defined()) y.add_(bias.to(type).reshape(columns));
+  return y;
+}
+
+}  // namespace
+
+const Recipe* recipe_of(std::string_view op) {
+  const auto* found = std::find_if(std::begin(kRecipes), std::end(kRecipes),
+                                   [&](const Recipe& recipe) { return recipe.op == op; });
+  return found == std::end(kRecipes) ? nullptr : found;
+}
+
+at::Tensor made_by_recipe(const RecipeInputs& inputs, bool rounded) {
+  if (inputs.recipe.op == "aten::native_dropout") return by_dropout(inputs);
+  if (!rounded) return {};
+  switch (inputs.recipe.on_rounded) {
+    case OnRounded::kSame:
+      return {};
+    case OnRounded::kStatistics:
+      return by_statistics(inputs);
+    case OnRounded::kBits:
+      return at::where(inputs.bits > 0, inputs.arguments[0].toTensor(), 0);
+  }
+  return {};
+}
+
+}  // namespace backfold::torch_layer

@@ -1,0 +1,229 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "torch/store/derived.h"
+
+#include <ATen/Functions.h>
+#include <ATen/Parallel.h>
+#include <ATen/core/List.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/record_function.h>
+#include <c10/core/DeviceGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <c10/util/ScopeExit.h>
+
+#include <algorithm>
+
+#include "torch/capture/undisturbed.h"
+#include "torch/reads/recipes.h"
+
+namespace backfold::torch_layer {
+namespace {
+
+// Chunks of CPU kernels, and so the last bits of some results, depend on the number of threads.
+class WithThreads {
+ public:
+  explicit WithThreads(int threads) : before_(at::get_num_threads()), changed_(threads != before_) {
+    if (changed_) at::set_num_threads(threads);
+  }
+  ~WithThreads() {
+    if (changed_) at::set_num_threads(before_);
+  }
+  WithThreads(const WithThreads&) = delete;
+  WithThreads& operator=(const WithThreads&) = delete;
+
+ private:
+  const int before_;
+  const bool changed_;
+};
+
+// Puts tensors back among the arguments. Those of a list have one position.
+void place(std::vector<c10::IValue>& arguments, c10::ArrayRef<Source> sources,
+           c10::ArrayRef<at::Tensor> tensors, std::vector<at::Tensor>& companions) {
+  const auto count = static_cast<int>(arguments.size());
+  for (std::size_t i = 0; i < sources.size(); ++i) {
+    const int position = sources[i].position;
+    if (position >= count) {
+      companions.push_back(tensors[i]);
+      continue;
+    }
+    c10::IValue& argument = arguments[static_cast<std::size_t>(position)];
+    if (argument.isTensorList()) {
+      argument.toTensorList().push_back(tensors[i]);
+    } else {
+      argument = tensors[i];
+    }
+  }
+}
+
+}  // namespace
+
+void Effort::add(const Effort& other) {
+  operators.append(other.operators.begin(), other.operators.end());
+  bytes_moved += other.bytes_moved;
+  leaves.insert(other.leaves.begin(), other.leaves.end());
+  rounded |= other.rounded;
+  bits = std::min(bits, other.bits);
+}
+
+at::Tensor Source::get() const {
+  struct Get {
+    const Source& source;
+    at::Tensor operator()(const std::shared_ptr<SharedPacket>& packet) const {
+      return packet->restore(source.view, true);
+    }
+    at::Tensor operator()(const std::shared_ptr<Hold>& hold) const {
+      return tensor_at(hold->storage(), source.view, source.type);
+    }
+    at::Tensor operator()(const std::shared_ptr<Derived>& derived) const {
+      return tensor_at(derived->make(), source.view, source.type);
+    }
+  };
+  return std::visit(Get{*this}, kept);
+}
+
+at::Tensor run_again(const Derived::Making& making, c10::ArrayRef<at::Tensor> sources,
+                     const at::Tensor& bits, bool rounded) {
+  const Undisturbed undisturbed;
+  const at::DisableRecordFunctionGuard unwatched;
+  std::vector<c10::IValue> arguments = making.arguments;
+  for (c10::IValue& argument : arguments)  // lists are shared by copies
+    if (argument.isTensorList()) argument = c10::List<at::Tensor>();
+  std::vector<at::Tensor> companions;
+  place(arguments, making.sources, sources, companions);
+  const Operator& op = *making.op;
+  at::Tensor result =
+      made_by_recipe({*op.recipe, *op.schema, arguments, companions, bits}, rounded);
+  if (!result.defined()) {
+    for (const int position : op.left_out) arguments[static_cast<std::size_t>(position)] = {};
+    op.again->callBoxed(&arguments);
+    result = arguments[0].toTensor();
+  }
+  // The first run may have written into memory of another type or layout.
+  if (result.scalar_type() != making.type || result.strides() != making.view.strides ||
+      result.storage_offset() != 0) {
+    at::Tensor placed =
+        allocate(making.view.sizes, making.view.strides, making.type, making.device);
+    placed.copy_(result);
+    result = placed;
+  }
+  return result;
+}
+
+Derived::Derived(Making making, Effort effort, const Site& site)
+    : making_(std::move(making)),
+      effort_(std::move(effort)),
+      site_(site),
+      threads_(at::get_num_threads()) {}
+
+void Derived::remember_original(const c10::Storage& storage) {
+  const std::lock_guard lock(mutex_);
+  original_.emplace(storage.getWeakStorageImpl());
+  original_bytes_ = storage.nbytes();
+}
+
+c10::Storage Derived::run() const {
+  const c10::DeviceGuard guard(making_.device);
+  const WithThreads as_before(threads_);
+  std::vector<at::Tensor> tensors;
+  const auto get = [&](const Source& source) {
+    TORCH_CHECK(
+        !std::holds_alternative<std::shared_ptr<Hold>>(source.kept) || !source.counter.moved(),
+        "backfold: a tensor of type ", source.type, " and sizes ",
+        at::IntArrayRef(source.view.sizes), " was modified in place before backward (version ",
+        source.counter.now(), ", expected ", source.counter.stood_at, "). What ", making_.op->name,
+        " made of it, saved by ", site_.op->name, " (", site_.slot,
+        "), would have been made again from it. Run backward first, or set derive=False.");
+    return source.get();
+  };
+  for (const Source& source : making_.sources) tensors.push_back(get(source));
+  const at::Tensor bits = making_.bits && effort_.rounded ? get(*making_.bits) : at::Tensor();
+  return run_again(making_, tensors, bits, effort_.rounded).storage();
+}
+
+std::optional<at::Tensor> Derived::with(const Other& other) {
+  std::vector<at::Tensor> tensors;
+  bool changed = false;
+  for (const Source& source : making_.sources) {
+    at::Tensor tensor;
+    if (const auto* hold = std::get_if<std::shared_ptr<Hold>>(&source.kept)) {
+      tensor = other(**hold, source.view);
+    } else if (const auto* derived = std::get_if<std::shared_ptr<Derived>>(&source.kept)) {
+      if (const auto made = (*derived)->with(other))
+        tensor = tensor_at(made->storage(), source.view, source.type);
+    }
+    changed |= tensor.defined();
+    tensors.push_back(tensor.defined() ? tensor : source.get());
+  }
+  if (!changed) return std::nullopt;
+  at::Tensor bits;
+  if (making_.op->recipe->on_rounded == Recipe::OnRounded::kBits)
+    bits = tensor_at(make(), making_.view, making_.type);
+  return run_again(making_, tensors, bits, true);
+}
+
+void Derived::references(std::vector<const Hold*>& all) const {
+  for (const Source& source : making_.sources) {
+    if (const auto* hold = std::get_if<std::shared_ptr<Hold>>(&source.kept))
+      all.push_back(hold->get());
+    if (const auto* derived = std::get_if<std::shared_ptr<Derived>>(&source.kept))
+      (*derived)->references(all);
+  }
+}
+
+c10::Storage Derived::shared(bool share) {
+  const std::optional<c10::Stream> now = current_stream(making_.device);
+  if (kept_) {
+    if (now && *now != *kept_on_) hand_over(kept_->data_ptr(), *kept_on_, *now);
+    return *kept_;
+  }
+  if (share)
+    if (auto earlier = made_.get(now)) return *earlier;
+  const c10::Storage made = run();
+  if (share) made_.set(made, now);
+  return made;
+}
+
+c10::Storage Derived::make() {
+  const std::lock_guard lock(mutex_);
+  return shared(true);
+}
+
+at::Tensor Derived::restore(const View& view, bool share) {
+  const std::lock_guard lock(mutex_);
+  if (original_)
+    if (auto storage = original_->lock(); storage && storage->nbytes() == original_bytes_)
+      return tensor_at(c10::Storage(std::move(storage)), view, making_.type);
+  return tensor_at(shared(share), view, making_.type);
+}
+
+void Derived::keep() {
+  const std::lock_guard lock(mutex_);
+  if (kept_) return;
+  kept_on_ = current_stream(making_.device);
+  // Not the result's own memory, which may be next to change.
+  kept_ = shared(true);
+  making_.sources.clear();
+  making_.bits.reset();
+}
+
+void Derived::forget_original() {
+  const std::lock_guard lock(mutex_);
+  original_.reset();
+}
+
+std::vector<Site*> Derived::roots() const {
+  std::vector<Site*> roots;
+  const auto add = [&](Site* site) {
+    if (std::find(roots.begin(), roots.end(), site) == roots.end()) roots.push_back(site);
+  };
+  for (const Source& source : making_.sources) {
+    if (const auto* packet = std::get_if<std::shared_ptr<SharedPacket>>(&source.kept)) {
+      if ((*packet)->is_planned()) add(&(*packet)->site());
+    } else if (const auto* derived = std::get_if<std::shared_ptr<Derived>>(&source.kept)) {
+      for (Site* site : (*derived)->roots()) add(site);
+    }
+  }
+  return roots;
+}
+
+}  // namespace backfold::torch_layer

@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A tensor that is made again when it is read: a recipe and what it needs.
+//
+// Sources are packets, references and other derived tensors, never autograd's nodes, so that
+// everything goes when the graph goes. A reference may be to memory that autograd itself did not
+// save, and that a correct program may overwrite: inside the block the store calls keep() before
+// that happens, after it reading raises.
+
+#ifndef BACKFOLD_TORCH_STORE_DERIVED_H_
+#define BACKFOLD_TORCH_STORE_DERIVED_H_
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/ivalue.h>
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <variant>
+#include <vector>
+
+#include "torch/capture/calls.h"
+#include "torch/capture/site.h"
+#include "torch/store/geometry.h"
+#include "torch/store/shared_packet.h"
+
+namespace backfold::torch_layer {
+
+class Derived;
+
+// Where a derived tensor, or an argument of its recipe, comes from.
+struct Source {
+  std::variant<std::shared_ptr<SharedPacket>, std::shared_ptr<Hold>, std::shared_ptr<Derived>> kept;
+  View view;  // in what is kept
+  at::ScalarType type = at::kFloat;
+  Counter counter;   // of memory that is held by reference
+  int position = 0;  // among the arguments; past them, results of the first call in order
+
+  at::Tensor get() const;
+};
+
+// What it takes to make a tensor again.
+struct Effort {
+  struct Leaf {
+    std::int64_t bytes = 0;
+    bool instead = false;        // memory that nobody else keeps
+    const Site* site = nullptr;  // that saved it, if any
+  };
+  c10::SmallVector<const Operator*, 4> operators;  // the last one first
+  std::int64_t bytes_moved = 0;
+  std::map<const void*, Leaf> leaves;  // packets and references, each once
+  bool rounded = false;                // some leaf is
+  int bits = 16;                       // the fewest of a rounded one
+
+  void add(const Effort& other);
+};
+
+class Derived {
+ public:
+  struct Making {
+    const Operator* op = nullptr;
+    std::vector<c10::IValue> arguments;  // without tensors that are sources
+    std::vector<Source> sources;
+    std::optional<Source> bits;  // of ReLU's own
+    View view;                   // of the result
+    at::ScalarType type = at::kFloat;
+    at::Device device = at::kCPU;
+  };
+  // `site` is whose save asked for it first.
+  Derived(Making making, Effort effort, const Site& site);
+
+  // The result is saved itself: its memory serves while it is alive.
+  void remember_original(const c10::Storage& storage);
+
+  // The tensor of that view: the result's own memory where it is still alive, else made again. With
+  // `share`, it may be that of another reader.
+  at::Tensor restore(const View& view, bool share);
+  // The memory of the result, made again.
+  c10::Storage make();
+  // What it would be if references among its sources held other values: those that `other` gives
+  // for a view of one, where it gives any. None where that changes nothing.
+  using Other = std::function<at::Tensor(const Hold& hold, const View& view)>;
+  std::optional<at::Tensor> with(const Other& other);
+  // References among its sources, and those of its sources.
+  void references(std::vector<const Hold*>& all) const;
+  // A source is about to change: from now on the result is held.
+  void keep();
+  // The memory of the result is about to change.
+  void forget_original();
+
+  const Effort& effort() const { return effort_; }
+  const Operator& op() const { return *making_.op; }
+  at::ScalarType type() const { return making_.type; }
+  at::Device device() const { return making_.device; }
+  // The sites whose packets it is made from, each once.
+  std::vector<Site*> roots() const;
+
+ private:
+  c10::Storage shared(bool share);
+  c10::Storage run() const;
+
+  Making making_;
+  const Effort effort_;
+  const Site& site_;
+  const int threads_;
+  std::optional<WeakStorage> original_;
+  std::size_t original_bytes_ = 0;
+  std::mutex mutex_;
+  DecodedOnce made_;
+  std::optional<c10::Storage> kept_;
+  std::optional<c10::Stream> kept_on_;
+};
+
+// The result of a recipe on these sources. `rounded`: some of them are.
+at::Tensor run_again(const Derived::Making& making, c10::ArrayRef<at::Tensor> sources,
+                     const at::Tensor& bits, bool rounded);
+
+}  // namespace backfold::torch_layer
+
+#endif  // BACKFOLD_TORCH_STORE_DERIVED_H_

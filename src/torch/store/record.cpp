@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Who made a storage: what the store remembers of calls that have a recipe, and what it does before
+// memory is written.
+
+#include <ATen/core/grad_mode.h>
+
+#include "torch/reads/recipes.h"
+#include "torch/store/store.h"
+
+namespace backfold::torch_layer {
+namespace {
+
+// Whether a tensor is all that its storage holds, so that the storage's value is the tensor's.
+bool fills_its_storage(const at::Tensor& tensor) {
+  return tensor.storage_offset() == 0 && tensor.is_non_overlapping_and_dense() &&
+         static_cast<std::size_t>(tensor.numel()) * tensor.element_size() ==
+             tensor.storage().nbytes();
+}
+
+bool is_wrapped_number(const at::Tensor& tensor) {
+  return tensor.unsafeGetTensorImpl()->is_wrapped_number();
+}
+
+}  // namespace
+
+Tracked& Store::track(const at::Tensor& tensor) {
+  return storages_.try_emplace(tensor.storage().unsafeGetStorageImpl(), tensor.storage())
+      .first->second;
+}
+
+Value& Store::value_at(const at::Tensor& tensor) {
+  Tracked& home = track(tensor);
+  const std::uint32_t version = Counter(tensor).stood_at;
+  if (!home.value || home.value->version != version) {
+    Value& value = values_.emplace_back();
+    value.home = &home;
+    value.write = home.writes;
+    value.version = version;
+    value.type = tensor.scalar_type();
+    value.parameter = is_parameter(tensor);
+    value.buffer = is_buffer(tensor);
+    home.value = &value;
+  }
+  return *home.value;
+}
+
+Value::Input Store::input_of(const at::Tensor& tensor, int position) {
+  return {&value_at(tensor), view_in_span(tensor, 0), tensor.scalar_type(), Counter(tensor),
+          position};
+}
+
+void Store::note_overwritten(RunningCall& call) {
+  if (!options_.derive || !at::GradMode::is_enabled() || call.tensors.empty()) return;
+  const auto alive = c10::intrusive_ptr<c10::TensorImpl>::reclaim_copy(call.tensors[0].first);
+  const at::Tensor tensor(alive);
+  if (call.tensors[0].second != call.op->written[0] || obstacle_in(tensor)) return;
+  if (fills_its_storage(tensor)) call.overwritten = &value_at(tensor);
+}
+
+void Store::record(RunningCall& call, const at::Tensor& result,
+                   c10::ArrayRef<c10::IValue> results) {
+  call.recorded = true;
+  const Operator& op = *call.op;
+  // Tensors outside of the graph may be written by kernels that nobody announces.
+  if (!options_.derive || !result.requires_grad()) return;
+  if (obstacle_in(result) || !fills_its_storage(result) ||
+      static_cast<std::int64_t>(result.nbytes()) < options_.min_bytes ||
+      !element_type(result.scalar_type()))
+    return;
+  if (!op.written.empty() && !call.overwritten) return;
+  if (op.recipe->when && !op.recipe->when(Call(*op.schema, call.arguments))) return;
+
+  std::vector<Value::Input> inputs;
+  std::vector<c10::IValue> arguments = call.arguments;
+  bool complete = true;
+  const auto add = [&](const at::Tensor& tensor, int position) {
+    complete = complete && !obstacle_in(tensor) && tensor.device() == result.device();
+    if (!complete) return;
+    const bool overwritten = call.overwritten && tensor.is_same(result);
+    complete = overwritten || !tensor.is_alias_of(result);
+    inputs.push_back(input_of(tensor, position));
+    if (overwritten) inputs.back().value = call.overwritten;
+  };
+  for (std::size_t i = 0; i < arguments.size() && complete; ++i) {
+    const int position = static_cast<int>(i);
+    c10::IValue& argument = arguments[i];
+    if (std::find(op.left_out.begin(), op.left_out.end(), position) != op.left_out.end()) {
+      argument = {};
+    } else if (argument.isTensor()) {
+      const at::Tensor tensor = argument.toTensor();
+      if (!tensor.defined() || is_wrapped_number(tensor)) continue;
+      argument = {};
+      add(tensor, position);
+    } else if (argument.isTensorList()) {
+      for (const at::Tensor& tensor : argument.toTensorVector()) add(tensor, position);
+      argument = c10::List<at::Tensor>();
+    }
+  }
+  const Recipe& recipe = *op.recipe;
+  for (int i = recipe.first_companion; i < recipe.first_companion + recipe.companions; ++i) {
+    const auto index = static_cast<std::size_t>(i);
+    complete = complete && index < results.size() && results[index].isTensor() &&
+               results[index].toTensor().defined();
+    if (complete) add(results[index].toTensor(), static_cast<int>(arguments.size()) + i);
+  }
+  if (!complete) return;
+
+  Tracked& home = track(result);
+  Value& value = values_.emplace_back();
+  value.home = &home;
+  value.write = home.writes;
+  value.version = Counter(result).stood_at;
+  value.op = &op;
+  value.type = result.scalar_type();
+  value.device = result.device();
+  value.view = view_in_span(result, 0);
+  value.inputs = std::move(inputs);
+  value.arguments = std::move(arguments);
+  home.value = &value;
+}
+
+void Store::about_to_write(const at::Tensor& tensor) {
+  if (!tensor.has_storage()) return;
+  const auto found = storages_.find(tensor.storage().unsafeGetStorageImpl());
+  if (found != storages_.end()) {
+    Tracked& tracked = found->second;
+    for (const auto& weak : tracked.dependents) {
+      try {
+        if (const auto derived = weak.lock()) derived->keep();
+      } catch (const std::exception& error) {
+        TORCH_WARN_ONCE("backfold: a tensor could not be kept before its source changed: ",
+                        error.what());  // who reads it is told; the write goes on
+      }
+    }
+    tracked.dependents.clear();
+    for (const Tracked::Packed& known : tracked.packets)
+      if (const auto packet = known.packet.lock()) packet->forget_source();
+    if (tracked.value)
+      if (const auto derived = tracked.value->derived.lock()) derived->forget_original();
+    tracked.value = nullptr;
+    tracked.hold.reset();
+    ++tracked.writes;
+  }
+  if (copied_.empty()) return;
+  const auto copies = copied_.find(tensor.storage().unsafeGetStorageImpl());
+  if (copies == copied_.end()) return;
+  for (const c10::StorageImpl* storage : copies->second) {
+    std::shared_ptr<ParameterCopy>& copy = storages_.at(storage).copy;
+    if (copy.use_count() > 1) {
+      copy->keep();
+    } else {
+      copy.reset();
+    }
+  }
+  copied_.erase(copies);
+}
+
+}  // namespace backfold::torch_layer
