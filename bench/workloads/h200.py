@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whole training steps of real models: plain, folded, checkpointed, offloaded.
 
-    bench/run h200                          every workload, plain and folded
+    bench/run h200                          every workload: plain, bits=None, 4 bits planned
     bench/run h200 resnet50 bert            two of them
-    bench/run h200 swin_t --modes fold checkpoint save_on_cpu
+    bench/run h200 swin_t --modes fold stored checkpoint save_on_cpu
     bench/run h200 llama --report --profile where the bytes are, where the time goes
     bench/run h200 --tiny                   tiny sizes on the CPU, to check that it all still runs
 
 Plain runs first, in the same process. Held is what forward leaves allocated; peak is the most
-allocated at any point in a step. Rows marked `given` and the targets come from figures.py, which
-names their source.
+allocated at any point in a step. `exact` is bits=None, `fold` the default settings, `stored` the
+same with derive=False, `uniform` one width everywhere. Rows marked `given` and the targets come
+from figures.py, which names their source.
 """
 
 import argparse
@@ -29,7 +30,13 @@ import torch
 from figures import FIGURES, Cost
 from models import BUILDERS, Workload, checkpointed
 
-MODES = ["fold", "checkpoint", "save_on_cpu"]
+FOLDED: dict[str, dict] = {
+    "exact": {"bits": None},
+    "fold": {},
+    "stored": {"derive": False},
+    "uniform": {"adaptive": False},
+}
+MODES = [*FOLDED, "checkpoint", "save_on_cpu"]
 
 
 def say(*lines: str) -> None:
@@ -129,21 +136,24 @@ class Run:
         ]
 
 
-def run_fold(run: Run, workload: Workload) -> None:
+def run_fold(run: Run, workload: Workload, mode: str) -> None:
     import backfold
 
     arguments = run.arguments
-    fold = backfold.Controller(workload.model, bits=arguments.bits, adaptive=False)
+    options = {"bits": arguments.bits, **FOLDED[mode]}
+    fold = backfold.Controller(workload.model, **options)
     cost = measure.steps(workload, lambda: fold)
     report = fold.report().to_dict()
     if arguments.tiny:
         cost = cost._replace(held_mib=report["held_bytes"] / measure.MIB)
-    run.measured("fold", cost)
+    run.measured(mode, cost)
     run.left("between folded steps")
 
     result = measure.faith(workload, lambda: fold)
-    run.result["faith"] = result._asdict()
-    run.result["report"] = {key: value for key, value in report.items() if key != "sites"}
+    run.result.setdefault("faith", {})[mode] = result._asdict()
+    run.result.setdefault("report", {})[mode] = {
+        key: value for key, value in report.items() if key != "sites"
+    }
     sizes = [
         f"{key.removesuffix('_bytes')} {value / measure.MIB:,.1f}"
         for key, value in report.items()
@@ -163,8 +173,8 @@ def run_fold(run: Run, workload: Workload) -> None:
 
 
 def run_mode(run: Run, workload: Workload, mode: str) -> None:
-    if mode == "fold":
-        run_fold(run, workload)
+    if mode in FOLDED:
+        run_fold(run, workload, mode)
     elif mode == "plain":
         run.measured(mode, measure.steps(workload, contextlib.nullcontext))
     elif mode == "checkpoint":
@@ -247,7 +257,9 @@ def main() -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("workloads", nargs="*", metavar="workload", help=", ".join(BUILDERS))
-    parser.add_argument("--modes", nargs="+", choices=MODES, default=["fold"], help="beside plain")
+    parser.add_argument(
+        "--modes", nargs="+", choices=MODES, default=["exact", "fold"], help="beside plain"
+    )
     parser.add_argument(
         "--bits", type=lambda text: None if text == "none" else int(text), default=4
     )
