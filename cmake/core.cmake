@@ -14,8 +14,10 @@ add_library(backfold_core
   src/base/status.cpp
   src/base/targets.cpp
   src/base/threads.cpp
+  src/group/epilogue.cpp
   src/group/group.cpp
   src/group/reference.cpp
+  src/group/simd/epilogue.cpp
   src/group/simd/group.cpp
   src/lossless/copy.cpp
   src/lossless/mask.cpp
@@ -53,6 +55,7 @@ set_property(SOURCE src/base/dispatch.cpp APPEND PROPERTY
   COMPILE_DEFINITIONS BACKFOLD_WITH_CUDA=$<BOOL:${BACKFOLD_HAS_CUDA}>)
 if(BACKFOLD_HAS_CUDA)
   target_sources(backfold_core PRIVATE
+    src/group/cuda/epilogue.cu
     src/group/cuda/flat.cu
     src/group/cuda/flat_scaled.cu
     src/group/cuda/group.cu

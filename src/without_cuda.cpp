@@ -4,6 +4,7 @@
 // backend before a codec gets here.
 
 #include "base/checks.h"
+#include "group/cuda/epilogue.h"
 #include "group/cuda/group.h"
 #include "lossless/cuda/bits.h"
 #include "lossless/cuda/copy.h"
@@ -22,6 +23,9 @@ Status pack_group(const GroupFormat&, const void*, core::MixedKey, void*, void*,
   return no_cuda_kernels();
 }
 Status unpack_group(const GroupFormat&, const void*, void*, void*, const RowAffine*) {
+  return no_cuda_kernels();
+}
+Status unpack_group(const GroupFormat&, const Epilogue&, const void*, void*, void*) {
   return no_cuda_kernels();
 }
 Status find_negative(const GroupFormat&, const void*, void*, std::int64_t*) {

@@ -55,12 +55,11 @@ Status pack(const TableFormat& format, const void* source, Payload payload,
 Status unpack(const TableFormat& format, ConstPayload payload, void* destination,
               const Execution& execution);
 
-enum class Activation : std::uint8_t { kGelu, kGeluTanh, kSilu };
-
-// The table for the derivative of an activation, at 2, 3 or 4 bits: cells and constants minimise
-// the mean squared error of the derivative for normal inputs of variance 1, and a cell's value is
-// an input inside it whose derivative is the constant. So an autograd formula that is handed the
-// decoded tensor multiplies the gradient by the constant. docs/formats.md has the errors.
+// The table for the derivative of gelu, gelu_tanh or silu, at 2, 3 or 4 bits: cells and constants
+// minimise the mean squared error of the derivative for normal inputs of variance 1, and a cell's
+// value is an input inside it whose derivative is the constant. So an autograd formula that is
+// handed the decoded tensor multiplies the gradient by the constant. docs/formats.md has the
+// errors.
 Status derivative_table(Activation activation, int bits, ElementType type, std::int64_t count,
                         TableFormat* table);
 

@@ -35,6 +35,9 @@ constexpr std::size_t size_of(ElementType type) {
 // "fp32", "bf16", ...; "unknown" for a value that names no type.
 const char* name_of(ElementType type);
 
+// Elementwise functions; gelu is the one by erf, gelu_tanh its usual approximation.
+enum class Activation : std::uint8_t { kNone, kGelu, kGeluTanh, kSilu, kSigmoid, kTanh, kRelu };
+
 // What random numbers are drawn from. Two tensors need different streams under one seed; the same
 // key and the same tensor give the same bytes on every backend.
 struct Key {

@@ -14,6 +14,9 @@
 
 namespace backfold::core {
 
+// Groups that are worth another thread: about 20 us of work, as long as a thread takes to start.
+inline constexpr std::int64_t kGroupGrain = 512;
+
 // Elements of one group: offset, offset + stride, ... `count` of them.
 struct GroupSpan {
   std::int64_t offset;

@@ -22,9 +22,6 @@ namespace {
 using core::GroupGeometry;
 using core::GroupSpan;
 
-// Groups that are worth another thread: about 20 us of work, as long as a thread takes to start.
-constexpr std::int64_t kGrain = 512;
-
 Status check_values(const GroupFormat& format) {
   const auto error = StatusCode::kInvalidArgument;
   BACKFOLD_RETURN_IF_ERROR(core::check_float_type(format.type));
@@ -127,7 +124,8 @@ Status pack(const GroupFormat& format, const void* source, const Key& key, Paylo
   const auto kernels = core::choose_kernels(execution, cpu::group_kernels);
   clear_padding(payload.data, geometry);
   core::split_over_threads(
-      geometry.groups, kGrain, execution.threads, [&](std::int64_t begin, std::int64_t end) {
+      geometry.groups, core::kGroupGrain, execution.threads,
+      [&](std::int64_t begin, std::int64_t end) {
         if (kernels) return kernels->pack(format, source, mixed, payload.data, begin, end);
         for (std::int64_t group = begin; group < end; ++group) {
           const GroupSpan span = core::span_of(format, group);
@@ -151,17 +149,19 @@ Status unpack(const GroupFormat& format, ConstPayload payload, void* destination
     return cuda::unpack_group(format, payload.data, destination, execution.stream);
   const auto kernels = core::choose_kernels(execution, cpu::group_kernels);
   void* bytes = const_cast<void*>(payload.data);  // only read below
-  core::split_over_threads(
-      geometry.groups, kGrain, execution.threads, [&](std::int64_t begin, std::int64_t end) {
-        if (kernels) return kernels->unpack(format, bytes, destination, begin, end);
-        for (std::int64_t group = begin; group < end; ++group) {
-          const GroupSpan span = core::span_of(format, group);
-          core::reference_unpack_group(
-              format, headers_of(bytes)[group], codes_of(bytes, geometry, group),
-              const_cast<char*>(element_at(format, destination, span.offset)), span.stride,
-              span.count);
-        }
-      });
+  core::split_over_threads(geometry.groups, core::kGroupGrain, execution.threads,
+                           [&](std::int64_t begin, std::int64_t end) {
+                             if (kernels)
+                               return kernels->unpack(format, bytes, destination, begin, end);
+                             for (std::int64_t group = begin; group < end; ++group) {
+                               const GroupSpan span = core::span_of(format, group);
+                               core::reference_unpack_group(
+                                   format, headers_of(bytes)[group],
+                                   codes_of(bytes, geometry, group),
+                                   const_cast<char*>(element_at(format, destination, span.offset)),
+                                   span.stride, span.count);
+                             }
+                           });
   return {};
 }
 
@@ -193,7 +193,8 @@ Status pack(const GroupFormat& format, const RowAffine& rows, const void* source
   const auto kernels = core::choose_kernels(execution, cpu::group_kernels);
   clear_padding(payload.data, geometry);
   core::split_over_threads(
-      geometry.groups, kGrain, execution.threads, [&](std::int64_t begin, std::int64_t end) {
+      geometry.groups, core::kGroupGrain, execution.threads,
+      [&](std::int64_t begin, std::int64_t end) {
         if (kernels)
           return kernels->pack_rows(format, rows, source, mixed, payload.data, begin, end);
         for (std::int64_t group = begin; group < end; ++group) {
@@ -218,7 +219,8 @@ Status unpack(const GroupFormat& format, const RowAffine& rows, ConstPayload pay
   const auto kernels = core::choose_kernels(execution, cpu::group_kernels);
   void* bytes = const_cast<void*>(payload.data);  // only read below
   core::split_over_threads(
-      geometry.groups, kGrain, execution.threads, [&](std::int64_t begin, std::int64_t end) {
+      geometry.groups, core::kGroupGrain, execution.threads,
+      [&](std::int64_t begin, std::int64_t end) {
         if (kernels) return kernels->unpack_rows(format, rows, bytes, destination, begin, end);
         for (std::int64_t group = begin; group < end; ++group) {
           const GroupSpan span = core::span_of(format, group);

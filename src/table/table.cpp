@@ -127,7 +127,7 @@ Status derivative_table(Activation activation, int bits, ElementType type, std::
                         TableFormat* table) {
   const auto error = StatusCode::kInvalidArgument;
   if (table == nullptr) return Status::error(error, "table must not be null");
-  if (activation > Activation::kSilu)
+  if (activation < Activation::kGelu || activation > Activation::kSilu)
     return Status::error(error, "activation must be gelu, gelu_tanh or silu, got %d",
                          static_cast<int>(activation));
   for (const core::DerivativeTable& row : core::kDerivativeTables) {

@@ -10,8 +10,6 @@
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
 
-#include <hwy/cache_control.h>
-
 #include <algorithm>
 #include <type_traits>
 
@@ -22,10 +20,10 @@
 // After foreach_target.h: compiled again for each target.
 #include "base/simd/transpose-inl.h"
 #include "group/simd/draw-inl.h"
-#include "group/simd/place-inl.h"
 #include "group/simd/range-inl.h"
 #include "group/simd/rotation-inl.h"
 #include "group/simd/rows-inl.h"
+#include "group/simd/unpack-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace backfold::cpu {
@@ -36,27 +34,6 @@ namespace HWY_NAMESPACE {
 GroupKernels Kernels() { return {}; }
 
 #else
-
-// Columns that a strided tile gathers at a time: a cache line of fp32.
-constexpr int kTileColumns = 16;
-constexpr int kTileRows = 128;
-
-// Destinations at least this large are written past the caches, which could not hold them anyway.
-constexpr std::int64_t kStreamBytes = std::int64_t{4} << 20;
-
-// Where the headers and codes of group 0 are, and what it draws as.
-struct Run {
-  std::uint32_t* headers;
-  std::uint8_t* codes;
-  std::int64_t first_group;
-};
-
-// The groups of a payload.
-Run run_of(const GroupFormat& format, const void* payload) {
-  auto* const bytes = static_cast<std::uint8_t*>(const_cast<void*>(payload));
-  return {reinterpret_cast<std::uint32_t*>(bytes), bytes + core::GroupGeometry(format).header_bytes,
-          0};
-}
 
 template <typename T>
 class Packer {
@@ -134,66 +111,6 @@ class Packer {
   core::Levels levels_;
   HWY_ALIGN float buffer_[kBatch][256];
 };
-
-template <typename T>
-class Unpacker {
- public:
-  // A null destination stands for memory that is read again at once.
-  Unpacker(const GroupFormat& format, const Run& run, const void* destination)
-      : format_(format),
-        geometry_(format),
-        run_(run),
-        levels_(core::levels_for(format.bits, format.zero_exact, false)),
-        stream_(destination != nullptr && format.layout == Layout::kFlat &&
-                format.count * static_cast<std::int64_t>(sizeof(T)) >= kStreamBytes &&
-                reinterpret_cast<std::uintptr_t>(destination) % 64 == 0) {}
-
-  ~Unpacker() {
-    if (stream_) hwy::FlushStream();
-  }
-
-  // Restores a group into contiguous elements.
-  void unpack(std::int64_t group, T* destination, int count) {
-    const std::uint32_t header = run_.headers[group];
-    const std::uint8_t* codes = run_.codes + static_cast<std::size_t>(group) * geometry_.code_bytes;
-    const core::Grid grid = core::grid_in(header, levels_);
-    const bool plain = (header & core::kExponentMask) != core::kExponentMask &&
-                       core::kind_in(header) == 0 && core::is_moderate(grid, levels_);
-    const bool rotated = format_.layout == Layout::kRotated && (header & core::kExtended) == 0;
-    if (!plain || count != format_.group) {
-      core::reference_unpack_group(format_, header, codes, destination, 1, count);
-      return;
-    }
-    if (rotated) {
-      HWY_ALIGN float values[core::kRotation];
-      place_values(format_.bits, codes, format_.group, core::scaled_for_rotation(grid), false,
-                   false, values);
-      rotate_back(values, destination);
-    } else {
-      place_values(format_.bits, codes, format_.group, grid, format_.zero_exact, stream_,
-                   destination);
-    }
-  }
-
- private:
-  const GroupFormat& format_;
-  core::GroupGeometry geometry_;
-  Run run_;
-  core::Levels levels_;
-  bool stream_;
-};
-
-// Calls tile(first group, columns, span of the first) for runs of neighbouring columns that share
-// rows.
-template <typename Tile>
-void for_tiles(const GroupFormat& format, std::int64_t begin, std::int64_t end, Tile tile) {
-  while (begin < end) {
-    const std::int64_t left = format.columns - begin % format.columns;
-    const int columns = static_cast<int>(std::min<std::int64_t>({kTileColumns, left, end - begin}));
-    tile(begin, columns, core::span_of(format, begin));
-    begin += columns;
-  }
-}
 
 template <typename T>
 void PackTyped(const GroupFormat& format, const T* source, core::MixedKey key, const Run& run,
@@ -278,27 +195,8 @@ void PackRowsTyped(const GroupFormat& format, const RowAffine& rows, const T* so
 template <typename T>
 void UnpackRowsTyped(const GroupFormat& format, const RowAffine& rows, const Run& run,
                      T* destination, std::int64_t begin, std::int64_t end) {
-  const GroupFormat of_values = core::format_of_values(format);
-  Unpacker<float> unpacker(of_values, run, nullptr);
-  if (format.layout != Layout::kStrided) {
-    HWY_ALIGN float values[128];
-    for (std::int64_t group = begin; group < end; ++group) {
-      const core::GroupSpan span = core::span_of(format, group);
-      unpacker.unpack(group, values, span.count);
-      restore_elements(rows, values, span.offset, span.count, destination + span.offset);
-    }
-    return;
-  }
-  HWY_ALIGN float across[kTileRows][kTileColumns];
-  HWY_ALIGN float tile[kTileColumns][kTileRows];
-  for_tiles(format, begin, end, [&](std::int64_t group, int columns, const core::GroupSpan& span) {
-    for (int column = 0; column < columns; ++column)
-      unpacker.unpack(group + column, tile[column], span.count);
-    transpose(tile[0], kTileRows, columns, span.count, across[0], kTileColumns);
-    for (int row = 0; row < span.count; ++row) {
-      const std::int64_t element = span.offset + row * span.stride;
-      restore_elements(rows, across[row], element, columns, destination + element);
-    }
+  for_values(format, run, begin, end, [&](float* values, std::int64_t element, int count) {
+    restore_elements<true>(rows, values, element, count, destination + element);
   });
 }
 

@@ -104,35 +104,39 @@ HWY_INLINE void put_restored(DF d, VF x, T* destination) {
   for (std::size_t i = 0; i < hn::Lanes(d); ++i) destination[i] = core::from_float<T>(each[i]);
 }
 
-// x = y * (1 / scale) + shift.
-template <typename T>
+// x = y * (1 / scale) + shift, or without kInverse y * scale + shift.
+template <bool kInverse, typename T>
 void restore_elements(const RowAffine& rows, const float* values, std::int64_t element,
                       std::int64_t count, T* destination) {
   const DF d;
   const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
+  const auto factor_of = [&](std::int64_t row) {
+    return kInverse ? 1.0f / rows.scale[row] : rows.scale[row];
+  };
   for_stretches(
       rows, element, count,
       [&](std::int64_t first, std::int64_t n, std::int64_t row) HWY_ATTR {
-        const float shift = core::shift_of(rows, row), inverse = 1.0f / rows.scale[row];
-        const VF shifts = hn::Set(d, shift), inverses = hn::Set(d, inverse);
+        const float shift = core::shift_of(rows, row), factor = factor_of(row);
+        const VF shifts = hn::Set(d, shift), factors = hn::Set(d, factor);
         std::int64_t i = first;
         for (; i + lanes <= first + n; i += lanes)
-          put_restored(d, restored(hn::LoadU(d, values + i), shifts, inverses), destination + i);
+          put_restored(d, restored(hn::LoadU(d, values + i), shifts, factors), destination + i);
         for (; i < first + n; ++i)
-          destination[i] = core::from_float<T>(core::restored(values[i], shift, inverse));
+          destination[i] = core::from_float<T>(core::restored(values[i], shift, factor));
       },
       [&](std::int64_t first, std::int64_t n, std::int64_t row) HWY_ATTR {
         std::int64_t i = 0;
         for (; i + lanes <= n; i += lanes) {
           const VF shifts =
               rows.shift == nullptr ? hn::Zero(d) : hn::LoadU(d, rows.shift + row + i);
-          const VF inverses = hn::Div(hn::Set(d, 1.0f), hn::LoadU(d, rows.scale + row + i));
+          VF factors = hn::LoadU(d, rows.scale + row + i);
+          if constexpr (kInverse) factors = hn::Div(hn::Set(d, 1.0f), factors);
           const VF y = hn::LoadU(d, values + first + i);
-          put_restored(d, restored(y, shifts, inverses), destination + first + i);
+          put_restored(d, restored(y, shifts, factors), destination + first + i);
         }
         for (; i < n; ++i)
-          destination[first + i] = core::from_float<T>(core::restored(
-              values[first + i], core::shift_of(rows, row + i), 1.0f / rows.scale[row + i]));
+          destination[first + i] = core::from_float<T>(
+              core::restored(values[first + i], core::shift_of(rows, row + i), factor_of(row + i)));
       });
 }
 

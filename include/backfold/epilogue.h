@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Decoding with an epilogue: a tensor that a cheap operation makes of a packed one, in one pass.
+//
+// Where y = silu(x) * u, or y = relu(norm(x)) with a mask of its signs, y need not be stored: the
+// packet of x is decoded and the operation applied to each value on its way to memory. Element i,
+// in memory order, goes through these stages, each optional, in fp32:
+//
+//   decode      x = the packet's value, not rounded to the packet's type; x = x * (1 / scale[r]) +
+//               shift[r] for a packet made with `packed_rows`
+//   rows        x = (x - shift[r]) * scale[r],   r = i / run mod rows
+//   columns     x = x * weight[c] + bias[c],     c = i / run mod columns
+//   activation  x = f(x)
+//   product     x = x * product[i]
+//   mask        x = bit[i] ? x * factor : 0
+//   result      x rounded to nearest, finite numbers to finite ones (as every decode does)
+//
+// A packet of normalised values whose statistics `rows` would apply again is decoded as an fp32
+// packet without `packed_rows` and without `rows`: it holds what they give.
+//
+// Rounding. Every sum and product rounds by itself, so that all backends give the same bytes where
+// the activation is none or relu; the other activations are within
+//
+//   2e-6 * |f(x)| + 1e-7
+//
+// of the exact value on every backend, and differ between backends within that. NaN stays NaN
+// except under a 0 of the mask.
+
+#ifndef BACKFOLD_EPILOGUE_H_
+#define BACKFOLD_EPILOGUE_H_
+
+#include <cstdint>
+
+#include "backfold/execution.h"
+#include "backfold/group.h"
+#include "backfold/status.h"
+#include "backfold/types.h"
+
+namespace backfold {
+
+struct ColumnAffine {
+  const float* weight = nullptr;  // of each column, memory of the backend
+  const float* bias = nullptr;    // null: 0
+  std::int64_t run = 0;           // consecutive elements of one column
+  std::int64_t columns = 0;       // after which they begin again
+};
+
+// A stage is left out where its first pointer is null. All memory is of the backend, and the
+// destination overlaps none of it.
+struct Epilogue {
+  RowAffine packed_rows = {};  // what the packet was made with
+  RowAffine rows = {};
+  ColumnAffine columns = {};
+  Activation activation = Activation::kNone;
+  const void* product = nullptr;                 // as many elements as the packet has
+  ElementType product_type = ElementType::kF32;  // fp32, fp16 or bf16
+  ConstPayload mask = {};                        // one bit per element, as in predicate.h
+  float mask_factor = 1.0f;
+  ElementType result_type = ElementType::kF32;  // fp32, fp16 or bf16, whatever the packet's
+};
+
+// Formats are fp32, fp16 or bf16 in flat or strided groups of 128; zero_exact ones without
+// packed_rows. Says what is wrong with a format, a stage, or the two together.
+Status validate(const GroupFormat& format, const Epilogue& epilogue);
+
+// Writes format.count elements of epilogue.result_type.
+Status unpack(const GroupFormat& format, const Epilogue& epilogue, ConstPayload payload,
+              void* destination, const Execution& execution);
+
+}  // namespace backfold
+
+#endif  // BACKFOLD_EPILOGUE_H_
