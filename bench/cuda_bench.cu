@@ -21,6 +21,7 @@
 #include <string>
 #include <vector>
 
+#include "backfold/epilogue.h"
 #include "backfold/group.h"
 #include "backfold/narrow.h"
 #include "backfold/pool.h"
@@ -138,6 +139,47 @@ struct Bench {
         [&] {
           require(backfold::unpack(format, {payload, packed}, result, execution));
         });
+  }
+
+  // 4 bits unpacked with an epilogue, in both columns. `more_bytes` are read beside the payload.
+  void epilogue(ElementType type, const char* name, const backfold::Epilogue& epilogue,
+                backfold::Layout layout, std::size_t more_bytes) const {
+    backfold::GroupFormat format;
+    format.type = type;
+    format.layout = layout;
+    format.count = count;
+    format.columns = layout == backfold::Layout::kStrided ? 1024 : 0;
+    const std::size_t packed = backfold::packed_bytes(format);
+    backfold::Execution execution;
+    execution.backend = backfold::Backend::kCuda;
+    require(backfold::pack(format, source, {1, 2}, {payload, packed}, execution));
+    const auto unpack_once = [&] {
+      require(backfold::unpack(format, epilogue, {payload, packed}, result, execution));
+    };
+    row(std::string(backfold::name_of(type)) + " epilogue " +
+            (format.columns > 0 ? "strided " : "flat ") + name,
+        static_cast<std::size_t>(count) * size_of(type) + more_bytes, packed, unpack_once,
+        unpack_once);
+  }
+
+  // A norm over rows of 1,024 with a ReLU's mask (the bits are whatever the source has), SiLU, and
+  // SiLU times another tensor. `table` holds 1,024 numbers.
+  void epilogues(ElementType type, const float* table) const {
+    const std::size_t mask_bytes = static_cast<std::size_t>(count) / 8;
+    const std::size_t bytes = static_cast<std::size_t>(count) * size_of(type);
+    backfold::Epilogue norm, silu, gated;
+    norm.rows = {table, table, 1024, 1024};
+    norm.columns = {table, table, 1, 1024};
+    norm.mask = {source, mask_bytes};
+    silu.activation = gated.activation = backfold::Activation::kSilu;
+    gated.product = source;
+    gated.product_type = type;
+    norm.result_type = silu.result_type = gated.result_type = type;
+    for (const auto layout : {backfold::Layout::kFlat, backfold::Layout::kStrided}) {
+      epilogue(type, "norm + mask", norm, layout, mask_bytes);
+      epilogue(type, "silu", silu, layout, 0);
+      epilogue(type, "silu * tensor", gated, layout, bytes);
+    }
   }
 
   // As many side x side maps as the elements allow; `inner` channels are adjacent in memory.
@@ -300,6 +342,7 @@ int main(int arguments, char** argument) {
     // Negative elements take the code of zero, as a ReLU would have made them.
     bench.group(type, "flat", Layout::kFlat, 4, 128, true);
     bench.group(type, "strided", Layout::kStrided, 4, 128, true);
+    bench.epilogues(type, ranges);
     bench.samples(type, 128, 256 * 56 * 56);
     bench.samples(type, 256, 65'536);
     bench.samples(type, 256, 65'535);

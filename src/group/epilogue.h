@@ -7,7 +7,6 @@
 #ifndef BACKFOLD_GROUP_EPILOGUE_H_
 #define BACKFOLD_GROUP_EPILOGUE_H_
 
-#include <array>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -46,7 +45,7 @@ BACKFOLD_HD float quotient(float numerator, float denominator) {
 template <const auto& kCoefficients, std::size_t kFirst = 0>
 BACKFOLD_HD float polynomial(float x) {
   constexpr float kTerm = kCoefficients[kFirst];
-  if constexpr (kFirst + 1 == kCoefficients.size())
+  if constexpr (kFirst + 1 == sizeof(kCoefficients) / sizeof(float))
     return kTerm;
   else
     return fused(polynomial<kCoefficients, kFirst + 1>(x), x, kTerm);
@@ -58,8 +57,8 @@ BACKFOLD_HD float logistic(float x) { return quotient(1.0f, 1.0f + exponential(-
 // + 0.29 a): P was fitted on [0, 6.5] and is off by 6e-8. Where x < 0 the tail is the factor
 // itself, so nothing cancels.
 inline constexpr float kTailSlope = 0.29f;
-inline constexpr std::array kTail = {-2.18292511f, 1.22795024f,  -0.390867137f,
-                                     1.60738973f,  -1.25645532f, 0.301760857f};
+inline constexpr float kTail[] = {-2.18292511f, 1.22795024f,  -0.390867137f,
+                                  1.60738973f,  -1.25645532f, 0.301760857f};
 BACKFOLD_HD float gelu(float x) {
   const float a = fabsf(x);
   const float t = quotient(1.0f, fused(kTailSlope, a, 1.0f));
@@ -76,8 +75,8 @@ BACKFOLD_HD float gelu_tanh(float x) {
 
 // Near 0, where the other form cancels, x + x^3 * P(x^2).
 inline constexpr float kTanhNear = 0.625f;
-inline constexpr std::array kTanh = {-0.333332819f, 0.133314422f, -0.0537397155f, 0.0206390887f,
-                                     -0.00570498872f};
+inline constexpr float kTanh[] = {-0.333332819f, 0.133314422f, -0.0537397155f, 0.0206390887f,
+                                  -0.00570498872f};
 BACKFOLD_HD float hyperbolic_tangent(float x) {
   const float a = fabsf(x), square = x * x;
   const float near = fused(polynomial<kTanh>(square) * square, a, a);

@@ -79,7 +79,7 @@ TEST(Epilogue, WithoutStagesIsPlainDecoding) {
 }
 
 // The decoded values of a fine packet are the inputs, so the error is the activation's alone.
-// Formulas that cancel score more: 1.2 for x / 2 * (1 + erf(x / sqrt(2))) at -4.
+// They score 0.21 at most; tanh(x) as 2 * sigmoid(2 * x) - 1, which cancels, scores 1.04.
 TEST(Epilogue, ActivationsAreWithinTheirStatedError) {
   for (const Activation activation : kActivations) {
     if (is_exact(activation)) continue;

@@ -61,6 +61,15 @@ struct PlaneWords {
     }
   }
 
+  // The first code, which is taken off: for loops that are not unrolled.
+  __device__ std::uint32_t take() {
+    const std::uint32_t code = words[0] & ((1u << kWidth) - 1u);
+#pragma unroll
+    for (int i = 0; i < kWords; ++i)
+      words[i] = __funnelshift_r(words[i], i + 1 < kWords ? words[i + 1] : 0u, kWidth);
+    return code;
+  }
+
   // What another lane of the warp holds.
   __device__ PlaneWords from_lane(int lane) const {
     PlaneWords other;
@@ -153,6 +162,11 @@ struct LaneCodes {
   __device__ std::uint32_t get(int code_index, int quarter) const {
     if constexpr (kTwo) return low.get(code_index, quarter) | high.get(code_index, quarter) << kLow;
     return low.get(code_index, quarter);
+  }
+  __device__ std::uint32_t take() {
+    const std::uint32_t code = low.take();
+    if constexpr (kTwo) return code | high.take() << kLow;
+    return code;
   }
   __device__ LaneCodes from_lane(int lane) const {
     LaneCodes other;

@@ -8,48 +8,9 @@
 #include "base/cuda/witness.h"
 #include "group/cuda/launch.h"
 #include "group/cuda/task.cuh"
-#include "group/geometry.h"
 
 namespace backfold::cuda {
 namespace {
-
-RowTask rows_of(const RowAffine& rows, std::int64_t count) {
-  constexpr std::int64_t kLimit = std::int64_t{1} << 31;
-  RowTask task{};
-  task.shift = rows.shift;
-  task.scale = rows.scale;
-  task.run = rows.run;
-  task.rows = rows.rows;
-  task.wide = count >= kLimit || rows.run >= kLimit || rows.rows >= kLimit;
-  if (!task.wide) {
-    task.by_run = Divider(rows.run);
-    task.by_rows = Divider(rows.rows);
-  }
-  return task;
-}
-
-GroupTask task_of(const GroupFormat& format, const void* tensor, const void* payload,
-                  core::MixedKey key, const RowAffine* rows) {
-  const core::GroupGeometry geometry(format);
-  auto* bytes = static_cast<std::uint8_t*>(const_cast<void*>(payload));
-  const std::int64_t row_bytes = format.columns * static_cast<std::int64_t>(size_of(format.type));
-  GroupTask task{};
-  task.headers = reinterpret_cast<std::uint32_t*>(bytes);
-  task.codes = bytes + geometry.header_bytes;
-  task.groups = geometry.groups;
-  task.count = format.count;
-  task.columns = format.columns;
-  task.rows = format.columns > 0 ? format.count / format.columns : 0;
-  task.key = key;
-  task.bits = format.bits;
-  task.group = format.group;
-  task.zero_exact = format.zero_exact;
-  task.rotated = format.layout == Layout::kRotated;
-  task.aligned =
-      is_aligned(tensor, 16) && (format.layout != Layout::kStrided || row_bytes % 16 == 0);
-  if (rows) task.scaled = rows_of(*rows, format.count);
-  return task;
-}
 
 Status launch(const GroupFormat& format, const GroupTask& task, bool pack, void* stream) {
   if (format.count == 0) return {};
@@ -87,15 +48,18 @@ __global__ void find_negative_kernel(const T* source, std::int64_t count, Witnes
 
 Status pack_group(const GroupFormat& format, const void* source, core::MixedKey key, void* payload,
                   void* stream, const RowAffine* rows) {
-  GroupTask task = task_of(format, source, payload, key, rows);
+  GroupTask task = group_task(format, payload, source, format.type);
   task.source = source;
+  task.key = key;
+  if (rows) task.scaled = row_task(*rows, format.count);
   return launch(format, task, true, stream);
 }
 
 Status unpack_group(const GroupFormat& format, const void* payload, void* destination, void* stream,
                     const RowAffine* rows) {
-  GroupTask task = task_of(format, destination, payload, {}, rows);
+  GroupTask task = group_task(format, payload, destination, format.type);
   task.destination = destination;
+  if (rows) task.scaled = row_task(*rows, format.count);
   return launch(format, task, false, stream);
 }
 

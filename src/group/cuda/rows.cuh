@@ -22,6 +22,22 @@ struct RowTask {
   bool wide;  // elements are not all below 2^31: divisions are long
 };
 
+// `count` is one more than the last element that is asked for.
+inline RowTask row_task(const RowAffine& rows, std::int64_t count) {
+  constexpr std::int64_t kLimit = std::int64_t{1} << 31;
+  RowTask task{};
+  task.shift = rows.shift;
+  task.scale = rows.scale;
+  task.run = rows.run;
+  task.rows = rows.rows;
+  task.wide = count >= kLimit || rows.run >= kLimit || rows.rows >= kLimit;
+  if (!task.wide) {
+    task.by_run = Divider(rows.run);
+    task.by_rows = Divider(rows.rows);
+  }
+  return task;
+}
+
 // The row of an element, and how many of its run are left, itself included.
 struct RowAt {
   std::int64_t row;

@@ -250,10 +250,10 @@ __device__ __noinline__ void pack_special(const GroupTask& task, std::int64_t gr
   }
 }
 
-// Restores one group.
-template <typename T, bool kScaled = false>
-__device__ __noinline__ void unpack_special(const GroupTask& task, std::int64_t group, T* first,
-                                            std::int64_t stride, int count) {
+// Calls put(i, element) for the elements of a group, `count` of them.
+template <typename T, typename Put>
+__device__ inline void decode_special(const GroupTask& task, std::int64_t group, int count,
+                                      Put put) {
   const int lane = threadIdx.x % 32;
   const int quarter = task.group / 4;
   const core::Planes planes = core::planes_of(task.bits);
@@ -261,18 +261,8 @@ __device__ __noinline__ void unpack_special(const GroupTask& task, std::int64_t 
   const std::uint32_t header = task.headers[group];
   const bool special = (header & core::kExponentMask) == core::kExponentMask;
   const bool extended = (header & core::kExtended) != 0;
-  using Value = std::conditional_t<kScaled, float, T>;
-  const auto put = [&](int i, Value value) {
-    if constexpr (kScaled) {
-      const Affine by =
-          affine_at(task.scaled, first - static_cast<T*>(task.destination) + i * stride);
-      first[i * stride] = core::from_float<T>(core::restored(value, by.shift, __frcp_rn(by.scale)));
-    } else {
-      first[i * stride] = value;
-    }
-  };
   if (special && !extended && (header & core::kFullRange) == 0) {
-    const Value value = core::from_double<Value>(*reinterpret_cast<const double*>(codes));
+    const T value = core::from_double<T>(*reinterpret_cast<const double*>(codes));
     for (int i = lane; i < count; i += 32) put(i, value);
     return;
   }
@@ -306,13 +296,13 @@ __device__ __noinline__ void unpack_special(const GroupTask& task, std::int64_t 
       }
       if (i >= count) continue;
       if (kind != core::kFinite && code == core::reserved_code(task.bits)) {
-        put(i, core::element_of<Value>(kind));
+        put(i, core::element_of<T>(kind));
       } else if (!task.zero_exact) {
-        put(i, core::from_float<Value>(value_at(code)));
+        put(i, core::from_float<T>(value_at(code)));
       } else if (code == 0) {
-        put(i, core::from_float<Value>(0.0f));
+        put(i, core::from_float<T>(0.0f));
       } else {
-        put(i, core::from_float<Value>(fmaxf(value_at(code - 1), core::smallest_positive<T>())));
+        put(i, core::from_float<T>(fmaxf(value_at(code - 1), core::smallest_positive<T>())));
       }
     }
   }
@@ -321,7 +311,22 @@ __device__ __noinline__ void unpack_special(const GroupTask& task, std::int64_t 
 #pragma unroll
   for (int k = 0; k < 4; ++k)
     if (32 * k + lane < count)
-      first[(32 * k + lane) * stride] = core::from_float<T>(flip_sign(turned[k], k, lane));
+      put(32 * k + lane, core::from_float<T>(flip_sign(turned[k], k, lane)));
+}
+
+// Restores one group; `first` points at where its first element goes.
+template <typename T, bool kScaled = false>
+__device__ __noinline__ void unpack_special(const GroupTask& task, std::int64_t group, T* first,
+                                            std::int64_t stride, int count) {
+  if constexpr (kScaled) {
+    const std::int64_t element = first - static_cast<T*>(task.destination);
+    decode_special<float>(task, group, count, [&](int i, float value) {
+      const Affine by = affine_at(task.scaled, element + i * stride);
+      first[i * stride] = core::from_float<T>(core::restored(value, by.shift, __frcp_rn(by.scale)));
+    });
+  } else {
+    decode_special<T>(task, group, count, [&](int i, T value) { first[i * stride] = value; });
+  }
 }
 
 }  // namespace backfold::cuda

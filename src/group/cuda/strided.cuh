@@ -111,6 +111,32 @@ struct StridedTile {
   __device__ int row_of(int index) const { return index % 4 * 32 + 2 * block + index / 4; }
 };
 
+// The units of a tile's codes that one thread brings to shared memory. All are loaded before the
+// first is stored.
+template <typename T, int kAcross, int kBits>
+struct TileUnits {
+  using Shape = StridedShape<T, kAcross>;
+  static constexpr int kUnits = (Shape::kColumns * kBits + Shape::kThreads - 1) / Shape::kThreads;
+  uint4 units[kUnits];
+
+  __device__ void load(const GroupTask& task, const StridedTile<T, kAcross>& tile) {
+    const uint4* payload = reinterpret_cast<const uint4*>(task.codes) + tile.group * kBits;
+#pragma unroll
+    for (int u = 0; u < kUnits; ++u) {
+      const int i = u * Shape::kThreads + threadIdx.x;
+      if (i < tile.columns * kBits) units[u] = payload[i];
+    }
+  }
+  __device__ void place(const StridedTile<T, kAcross>& tile,
+                        TileCodes<kBits, Shape::kColumns, Shape::kV>& codes) const {
+#pragma unroll
+    for (int u = 0; u < kUnits; ++u) {
+      const int i = u * Shape::kThreads + threadIdx.x;
+      if (i < tile.columns * kBits) codes.unit_at(i / kBits, i % kBits) = units[u];
+    }
+  }
+};
+
 // The values of a lane's vector: elements as they were loaded, or numbers already.
 template <typename T>
 __device__ inline void values_of(const uint4& raw, float (&x)[kVector<T>]) {
@@ -325,18 +351,10 @@ __global__ void __launch_bounds__(StridedShape<T, kAcross>::kThreads,
   // All loads first, then what waits for them.
   const std::uint32_t header =
       threadIdx.x < tile.columns ? task.headers[tile.group + threadIdx.x] : 0u;
-  constexpr int kUnits = (kColumns * kBits + Shape::kThreads - 1) / Shape::kThreads;
-  const uint4* payload = reinterpret_cast<const uint4*>(task.codes) + tile.group * kBits;
-  uint4 units[kUnits];
-#pragma unroll
-  for (int u = 0; u < kUnits; ++u) {
-    const int i = u * Shape::kThreads + threadIdx.x;
-    if (fast && i < tile.columns * kBits) units[u] = payload[i];
-  }
-#pragma unroll
-  for (int u = 0; u < kUnits; ++u) {
-    const int i = u * Shape::kThreads + threadIdx.x;
-    if (fast && i < tile.columns * kBits) tile_codes.unit_at(i / kBits, i % kBits) = units[u];
+  TileUnits<T, kAcross, kBits> units;
+  if (fast) {
+    units.load(task, tile);
+    units.place(tile, tile_codes);
   }
   bool any_special = false;
   if (threadIdx.x < tile.columns) {

@@ -10,6 +10,7 @@
 #include "base/cuda/launch.h"
 #include "base/rng.h"
 #include "group/cuda/rows.cuh"
+#include "group/geometry.h"
 
 namespace backfold::cuda {
 
@@ -36,6 +37,28 @@ struct GroupTask {
   bool aligned;    // the tensor (and each of its rows, if strided) starts on 16 bytes
   RowTask scaled;  // for kernels that scale values by row
 };
+
+// What packing and unpacking have in common. `tensor` has elements of that type.
+inline GroupTask group_task(const GroupFormat& format, const void* payload, const void* tensor,
+                            ElementType type) {
+  const core::GroupGeometry geometry(format);
+  auto* bytes = static_cast<std::uint8_t*>(const_cast<void*>(payload));
+  const std::int64_t row_bytes = format.columns * static_cast<std::int64_t>(size_of(type));
+  GroupTask task{};
+  task.headers = reinterpret_cast<std::uint32_t*>(bytes);
+  task.codes = bytes + geometry.header_bytes;
+  task.groups = geometry.groups;
+  task.count = format.count;
+  task.columns = format.columns;
+  task.rows = format.columns > 0 ? format.count / format.columns : 0;
+  task.bits = format.bits;
+  task.group = format.group;
+  task.zero_exact = format.zero_exact;
+  task.rotated = format.layout == Layout::kRotated;
+  task.aligned =
+      is_aligned(tensor, 16) && (format.layout != Layout::kStrided || row_bytes % 16 == 0);
+  return task;
+}
 
 // The headers are padded to 16 bytes with zeros.
 __device__ inline void zero_header_padding(const GroupTask& task) {

@@ -11,7 +11,6 @@
 
 #include <hwy/highway.h>
 
-#include <array>
 #include <cmath>
 #include <cstddef>
 
@@ -25,7 +24,7 @@ namespace HWY_NAMESPACE {
 
 // core::polynomial() of vectors.
 template <std::size_t kTerms>
-HWY_INLINE VF polynomial(const std::array<float, kTerms>& coefficients, VF x) {
+HWY_INLINE VF polynomial(const float (&coefficients)[kTerms], VF x) {
   const DF d;
   VF sum = hn::Set(d, coefficients[kTerms - 1]);
   for (std::size_t i = kTerms - 1; i > 0; --i)
@@ -37,8 +36,8 @@ HWY_INLINE VF polynomial(const std::array<float, kTerms>& coefficients, VF x) {
 // takes NaN for -infinity and has no upper end.
 HWY_INLINE VF exponential(VF x) {
   // e^r = 1 + r + r^2 * P(r) for |r| <= log(2) / 2 (Cephes).
-  constexpr std::array kP = {5.0000001201e-1f, 1.6666665459e-1f, 4.1665795894e-2f,
-                             8.3334519073e-3f, 1.3981999507e-3f, 1.9875691500e-4f};
+  constexpr float kP[] = {5.0000001201e-1f, 1.6666665459e-1f, 4.1665795894e-2f,
+                          8.3334519073e-3f, 1.3981999507e-3f, 1.9875691500e-4f};
   const DF d;
   const DI di;
   const VF low = hn::Set(d, -87.0f), high = hn::Set(d, 88.0f);
