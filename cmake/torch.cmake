@@ -76,6 +76,7 @@ add_library(backfold_torch SHARED
   src/torch/codec/codec.cpp
   src/torch/codec/codecs.cpp
   src/torch/codec/coding.cpp
+  src/torch/codec/finish.cpp
   src/torch/codec/grouping.cpp
   src/torch/codec/policy.cpp
   src/torch/codec/project.cpp
@@ -114,6 +115,7 @@ add_library(backfold_torch SHARED
   src/torch/store/derive.cpp
   src/torch/store/derived.cpp
   src/torch/store/keep.cpp
+  src/torch/store/one_pass.cpp
   src/torch/store/record.cpp
   src/torch/store/saved.cpp
   src/torch/store/shared_packet.cpp

@@ -2,6 +2,7 @@
 
 #include "torch/capture/calls.h"
 
+#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/ScopeExit.h>
 #include <c10/util/flat_hash_map.h>
 
@@ -125,6 +126,9 @@ OverwriteObserver overwrite_observer = nullptr;
 MadeObserver made_observer = nullptr;
 RegionObserver region_observer = nullptr;
 
+// Whether a kernel runs below autograd: what it calls is its own business.
+bool is_inside() { return c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::AutogradCPU); }
+
 const Operator* operator_of(const at::RecordFunction& call) {
   const char* name = call.name();
   const Operator*& op = thread.operators[name];
@@ -148,9 +152,6 @@ std::unique_ptr<at::ObserverContext> begin(const at::RecordFunction& call) {
   running.tensors.clear();
   running.recorded = false;
   running.overwritten = nullptr;
-  const RunningCall* outer = thread.depth > 1 ? &thread.calls[thread.depth - 2] : nullptr;
-  running.inside_recipe =
-      outer && (outer->inside_recipe || (outer->op->recipe && outer->op->id != running.op->id));
   const c10::ArrayRef<const c10::IValue> inputs = call.inputs();
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     const auto note = [&](const at::Tensor& tensor) {
@@ -166,13 +167,17 @@ std::unique_ptr<at::ObserverContext> begin(const at::RecordFunction& call) {
         if (entry.isTensor()) note(entry.toTensor());
     }
   }
-  const bool recipe = running.op->recipe && !running.inside_recipe;
-  if (recipe && !running.op->written.empty() && overwrite_observer) overwrite_observer(running);
+  if (running.op->recipe && !running.op->written.empty() && overwrite_observer && !is_inside())
+    overwrite_observer(running);
   if (write_observer) {
-    for (const int written : running.op->written)
-      for (const auto& [argument, position] : running.tensors)
-        if (position == written)
-          write_observer(at::Tensor(c10::intrusive_ptr<c10::TensorImpl>::reclaim_copy(argument)));
+    const auto tell = [&](c10::ArrayRef<int> written) {
+      for (const int at : written)
+        for (const auto& [argument, position] : running.tensors)
+          if (position == at)
+            write_observer(at::Tensor(c10::intrusive_ptr<c10::TensorImpl>::reclaim_copy(argument)));
+    };
+    tell(running.op->written);
+    tell(running.op->left_out);  // batch norms write their statistics, whatever the schema says
   }
   if (running.op->wants_arguments || running.op->copies || thread.begin_observer)
     running.arguments.assign(inputs.begin(), inputs.end());
@@ -197,14 +202,8 @@ void end(const at::RecordFunction& call, at::ObserverContext*) {
       call.outputs()[0].isTensor()) {
     copy_observer(running.arguments[0].toTensor(), call.outputs()[0].toTensor());
   }
-  if (running.op->recipe && !running.inside_recipe) {
-    if (!running.recorded && made_observer) made_observer(running, call.outputs());
-    // Autocast calls an operator again, with other arguments: what is inside knows best.
-    if (thread.depth > 1) {
-      RunningCall& outer = thread.calls[thread.depth - 2];
-      outer.recorded |= outer.op->id == running.op->id;
-    }
-  }
+  if (running.op->recipe && !running.recorded && made_observer && !is_inside())
+    made_observer(running, call.outputs());
   if (!running.waiting.empty() && waiting_observer) waiting_observer(running, call.outputs());
   running.waiting.clear();
   if (thread.end_observer) thread.end_observer(running, call.outputs());

@@ -67,7 +67,6 @@ struct RunningCall {
   c10::SmallVector<Site*, 1> sampled;  // where gradients of samples are wanted
   // That are packed when the call ends, by statistics that it makes.
   c10::SmallVector<std::shared_ptr<SharedPacket>, 1> waiting;
-  bool inside_recipe = false;    // of another operator: what it makes is that one's business
   bool recorded = false;         // how its result was made
   Value* overwritten = nullptr;  // that it writes over
 };
@@ -87,8 +86,8 @@ void observe_waiting(WaitingObserver observer);
 using WriteObserver = void (*)(const at::Tensor& tensor);
 void observe_writes(WriteObserver observer);
 
-// Told of calls that have a recipe: when one that writes an argument begins, before it does; and
-// when one ends that no call inside has told of, with what it made.
+// Told of calls that have a recipe and that autograd sees: when one that writes an argument begins,
+// before it does, and when one ends, with what it made.
 using OverwriteObserver = void (*)(RunningCall& call);
 using MadeObserver = void (*)(RunningCall& call, c10::ArrayRef<c10::IValue> results);
 void observe_recipes(OverwriteObserver overwrite, MadeObserver made);

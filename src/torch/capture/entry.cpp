@@ -67,7 +67,9 @@ void complete_waiting(const RunningCall& call, c10::ArrayRef<c10::IValue> result
 }
 
 void observe_write(const at::Tensor& tensor) {
-  if (current_entry) current_entry->store().about_to_write(tensor);
+  // Outer entries save nothing now, but what they saved may be made again from the tensor.
+  for (Entry* entry = current_entry; entry; entry = entry->outer())
+    entry->store().about_to_write(tensor);
 }
 
 void observe_overwrite(RunningCall& call) {
@@ -93,7 +95,7 @@ bool is_gelu_by_tanh(const RunningCall& call) {
 // Whether a call that is not recorded yet saves what it made, which is then recorded first.
 bool saves_its_result(const RunningCall& call, const Demand& demand, const at::Tensor& tensor) {
   const Recipe* recipe = call.op->recipe;
-  if (!recipe || recipe->companions > 0 || call.inside_recipe || call.recorded) return false;
+  if (!recipe || recipe->companions > 0 || call.recorded) return false;
   if (call.overwritten) return Counter(tensor).now() != call.overwritten->version;
   return demand.slot >= static_cast<int>(call.op->slots.size());
 }

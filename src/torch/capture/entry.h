@@ -46,6 +46,8 @@ class Entry {
 
   State& state() { return *state_; }
   Store& store() { return store_; }
+  // The entry of this thread that this one is inside, or null.
+  Entry* outer() const { return outer_; }
 
  private:
   // Whether the ends of calls are of interest: to a probe, or for the gradients of samples.

@@ -14,24 +14,6 @@
 namespace backfold::torch_layer {
 namespace {
 
-// Where the core runs for tensors on a device.
-Execution execution_on(const at::Device& device) {
-  Execution execution;
-  if (device.is_cpu()) {
-    execution.threads = at::get_num_threads();
-    return execution;
-  }
-  TORCH_CHECK_VALUE(device.is_cuda(), "backfold: tensor must be on a CPU or CUDA device, got ",
-                    device);
-  TORCH_CHECK(built_with_cuda(), "backfold: this build has no CUDA kernels, but a tensor is on ",
-              device,
-              ". Build Backfold on a machine with a CUDA toolkit (nvcc): pip install "
-              "--no-build-isolation .");
-  execution.backend = Backend::kCuda;
-  execution.stream = c10::impl::VirtualGuardImpl(device.type()).getStream(device).native_handle();
-  return execution;
-}
-
 // A packet in the making.
 struct Packing {
   const void* source;
@@ -111,6 +93,23 @@ Status unpack_with(const ProjectFormat& format, ConstPayload from, const at::Ten
 }
 
 }  // namespace
+
+Execution execution_on(const at::Device& device) {
+  Execution execution;
+  if (device.is_cpu()) {
+    execution.threads = at::get_num_threads();
+    return execution;
+  }
+  TORCH_CHECK_VALUE(device.is_cuda(), "backfold: tensor must be on a CPU or CUDA device, got ",
+                    device);
+  TORCH_CHECK(built_with_cuda(), "backfold: this build has no CUDA kernels, but a tensor is on ",
+              device,
+              ". Build Backfold on a machine with a CUDA toolkit (nvcc): pip install "
+              "--no-build-isolation .");
+  execution.backend = Backend::kCuda;
+  execution.stream = c10::impl::VirtualGuardImpl(device.type()).getStream(device).native_handle();
+  return execution;
+}
 
 void check(const Status& status) {
   TORCH_CHECK_VALUE(

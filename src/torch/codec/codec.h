@@ -49,6 +49,9 @@ std::optional<ElementType> element_type(at::ScalarType type);
 // The inverse, for floating-point types.
 at::ScalarType scalar_type(ElementType type);
 
+// Where the core runs for tensors on a device.
+Execution execution_on(const at::Device& device);
+
 // Whether this build can pack tensors on this device.
 bool supports(const at::Device& device);
 

@@ -149,10 +149,15 @@ std::optional<NormCall> norm_call(const Norm& norm, const Call& call) {
 
 std::optional<NormRows> rows_of(const NormCall& call, const at::Tensor& dense) {
   if (dense.numel() == 0 || !dense.is_non_overlapping_and_dense()) return std::nullopt;
+  return rows_of(call, dense.sizes(), dense.strides());
+}
+
+NormRows rows_of(const NormCall& call, at::IntArrayRef sizes, at::IntArrayRef strides) {
   NormRows rows;
-  const std::int64_t dimensions = dense.dim();
+  const auto dimensions = static_cast<std::int64_t>(sizes.size());
   for (std::int64_t i = 0; i < dimensions; ++i) {
-    NormRows::Axis axis{dense.size(i), dense.stride(i), false, 0};
+    const auto at = static_cast<std::size_t>(i);
+    NormRows::Axis axis{sizes[at], strides[at], false, 0};
     switch (call.norm->rows) {
       case Rows::kNormalizedShape:
       case Rows::kLast:

@@ -71,6 +71,8 @@ struct NormRows {
 };
 // None for a tensor whose elements share memory.
 std::optional<NormRows> rows_of(const NormCall& call, const at::Tensor& dense);
+// Of a dense tensor that has these.
+NormRows rows_of(const NormCall& call, at::IntArrayRef sizes, at::IntArrayRef strides);
 
 // Whether so few values share a statistic that backward cancels almost all of the gradient. Mostly
 // noise would remain, so the input is kept unfolded.

@@ -11,6 +11,7 @@
 namespace backfold::torch_layer {
 namespace {
 
+using Fused = Recipe::Fused;
 using OnRounded = Recipe::OnRounded;
 
 bool is_training(const Call& call) {
@@ -42,6 +43,7 @@ constexpr Recipe norm(std::string_view op, int statistics, std::string_view left
           .on_rounded = OnRounded::kStatistics,
           .first_companion = 1,
           .companions = statistics,
+          .fused = Fused::kNorm,
           .when = is_training};
 }
 
@@ -49,24 +51,29 @@ constexpr std::string_view kRunning = "running_mean running_var";
 
 constexpr Recipe kRecipes[] = {
     // Activations. Those with a kink need its exact side, which only ReLU's own bits tell.
-    {"aten::gelu"},
-    in_place("aten::gelu_", "aten::gelu"),
-    {"aten::silu"},
-    in_place("aten::silu_", "aten::silu"),
-    {"aten::sigmoid"},
-    in_place("aten::sigmoid_", "aten::sigmoid"),
-    {"aten::tanh"},
-    in_place("aten::tanh_", "aten::tanh"),
+    {.op = "aten::gelu", .fused = Fused::kGelu},
+    {.op = "aten::gelu_", .again = "aten::gelu", .fused = Fused::kGelu},
+    {.op = "aten::silu", .fused = Fused::kSilu},
+    {.op = "aten::silu_", .again = "aten::silu", .fused = Fused::kSilu},
+    {.op = "aten::sigmoid", .fused = Fused::kSigmoid},
+    {.op = "aten::sigmoid_", .again = "aten::sigmoid", .fused = Fused::kSigmoid},
+    {.op = "aten::tanh", .fused = Fused::kTanh},
+    {.op = "aten::tanh_", .again = "aten::tanh", .fused = Fused::kTanh},
     {"aten::softplus"},
     {"aten::mish"},
     in_place("aten::mish_", "aten::mish"),
     {"aten::elu"},
     in_place("aten::elu_", "aten::elu"),
+    {"aten::celu"},
+    in_place("aten::celu_", "aten::celu"),
     {"aten::hardswish"},
     in_place("aten::hardswish_", "aten::hardswish"),
     {"aten::log_sigmoid_forward"},
-    {.op = "aten::relu", .on_rounded = OnRounded::kBits},
-    {.op = "aten::relu_", .again = "aten::relu", .on_rounded = OnRounded::kBits},
+    {.op = "aten::relu", .on_rounded = OnRounded::kBits, .fused = Fused::kMask},
+    {.op = "aten::relu_",
+     .again = "aten::relu",
+     .on_rounded = OnRounded::kBits,
+     .fused = Fused::kMask},
     {.op = "aten::leaky_relu", .exact = "*"},
     in_place("aten::leaky_relu_", "aten::leaky_relu", "*"),
     {.op = "aten::hardtanh", .exact = "*"},
@@ -86,8 +93,8 @@ constexpr Recipe kRecipes[] = {
     {"aten::sub"},
     in_place("aten::sub_", "aten::sub"),
     {"aten::rsub"},
-    {"aten::mul"},
-    in_place("aten::mul_", "aten::mul"),
+    {.op = "aten::mul", .fused = Fused::kProduct},
+    {.op = "aten::mul_", .again = "aten::mul", .fused = Fused::kProduct},
     {.op = "aten::div", .exact = "other"},
     in_place("aten::div_", "aten::div", "other"),
     {"aten::neg"},
@@ -113,13 +120,17 @@ constexpr Recipe kRecipes[] = {
     norm("aten::cudnn_batch_norm", 2, kRunning),
 
     // Choices by an exact mask.
-    {.op = "aten::native_dropout", .first_companion = 1, .companions = 1, .when = drops},
+    {.op = "aten::native_dropout",
+     .first_companion = 1,
+     .companions = 1,
+     .fused = Fused::kMask,
+     .when = drops},
     {.op = "aten::where", .exact = "condition"},
     {.op = "aten::masked_fill", .exact = "mask"},
     in_place("aten::masked_fill_", "aten::masked_fill", "mask"),
 
     // Copies and arrangements.
-    {"aten::_to_copy"},
+    {.op = "aten::_to_copy", .fused = Fused::kCast},
     {"aten::clone"},
     {"aten::cat"},
     {"aten::roll"},
@@ -134,10 +145,8 @@ constexpr Recipe kRecipes[] = {
 
 at::Tensor by_dropout(const RecipeInputs& inputs) {
   const Call call(inputs.schema, inputs.arguments);
-  // As the kernel computes it: the share that stays is rounded to fp32 first.
-  const auto stays = static_cast<float>(1 - call["p"].toDouble());
-  const double scale = stays == 0 ? 0 : static_cast<float>(1.0 / stays);
-  return at::native_dropout_backward(call["input"].toTensor(), inputs.companions[0], scale);
+  return at::native_dropout_backward(call["input"].toTensor(), inputs.companions[0],
+                                     dropout_scale(call));
 }
 
 // (x - mean) * rstd * weight + bias in fp32, or in fp64 for that type, in x's layout and type.
@@ -179,6 +188,12 @@ at::Tensor by_statistics(const RecipeInputs& inputs) {
 }
 
 }  // namespace
+
+double dropout_scale(const Call& call) {
+  // As the kernel computes it: the share that stays is rounded to fp32 first.
+  const auto stays = static_cast<float>(1 - call["p"].toDouble());
+  return stays == 0 ? 0 : static_cast<float>(1.0 / stays);
+}
 
 const Recipe* recipe_of(std::string_view op) {
   const auto* found = std::find_if(std::begin(kRecipes), std::end(kRecipes),

@@ -41,12 +41,28 @@ struct Recipe {
   OnRounded on_rounded = OnRounded::kSame;
   // Results of the first call that it takes as well, by index: statistics, a mask.
   int first_companion = 0, companions = 0;
+  // What it is to a kernel that decodes a packet and makes the result in one pass.
+  enum class Fused : std::uint8_t {
+    kNone,
+    kCast,
+    kMask,
+    kProduct,
+    kGelu,
+    kSilu,
+    kSigmoid,
+    kTanh,
+    kNorm,
+  };
+  Fused fused = Fused::kNone;
   // If given, only calls for which it returns true can be run again.
   bool (*when)(const Call& call) = nullptr;
 };
 
 // The row of an operator, or null.
 const Recipe* recipe_of(std::string_view op);
+
+// The factor of what a call of dropout keeps.
+double dropout_scale(const Call& call);
 
 // What a second run is given: the arguments of the first, tensors among them made again, and the
 // companions in the order of the table.

@@ -37,6 +37,16 @@ std::int64_t bytes_of(const View& view, at::ScalarType type) {
   return c10::multiply_integers(view.sizes) * static_cast<std::int64_t>(c10::elementSize(type));
 }
 
+// Whether rounding lent no row of a norm the noise of another.
+bool keeps_rows(const SharedPacket& packet, const std::optional<NormRows>& rows) {
+  if (!rows) return true;
+  const auto* group = std::get_if<GroupFormat>(&packet.format());
+  if (!group) return false;
+  if (!mixes(*group, *rows)) return true;
+  const NormRows* known = packet.rows();
+  return known && known->run == rows->run && known->count == rows->count;
+}
+
 // Where a view of a storage lies in a packet of it; none where the packet does not hold all of it.
 std::optional<View> view_in_packet(const SharedPacket& packet, const View& view) {
   if (packet.is_copy()) {
@@ -110,7 +120,7 @@ std::optional<Source> Store::kept_source(const Value::Input& input, const Need& 
       continue;  // made for its own reader
     if (!is_lossless(packet->format())) {
       const auto* group = std::get_if<GroupFormat>(&packet->format());
-      if (need.exact || !packet->is_planned()) continue;
+      if (need.exact || !packet->is_planned() || !keeps_rows(*packet, need.rows)) continue;
       if (group && group->bits < need.bits) {
         // More bits for all of a source are worth it for a reader of its size.
         if (options_.adaptive && 2 * need.bytes >= bytes)
@@ -120,7 +130,9 @@ std::optional<Source> Store::kept_source(const Value::Input& input, const Need& 
       effort.rounded = true;
       effort.bits = std::min(effort.bits, code_bits(packet->format()));
     }
-    effort.leaves.try_emplace(packet.get(), Effort::Leaf{bytes, false, &packet->site()});
+    const std::int64_t size =
+        is_lossless(packet->format()) ? packed_bytes(packet->format()) : bytes;
+    effort.leaves.try_emplace(packet.get(), Effort::Leaf{size, false, &packet->site()});
     return Source{packet, std::move(*view), input.type, {}, input.position};
   }
   return std::nullopt;
@@ -129,18 +141,31 @@ std::optional<Source> Store::kept_source(const Value::Input& input, const Need& 
 // Memory that is alive and would go: kept instead of the tensor, where it is the smaller.
 std::optional<Source> Store::source_instead(const Value::Input& input, const Need& need,
                                             Effort& effort) {
-  // A buffer is the program's to change, through .data as well, where no count tells.
-  if (!input.value->is_current() || input.value->buffer || input.counter.moved())
-    return std::nullopt;
-  Tracked& home = *input.value->home;
+  const Value& value = *input.value;
+  if (!value.is_current() || input.counter.moved()) return std::nullopt;
+  Tracked& home = *value.home;
   auto alive = home.storage.lock();
   if (!alive) return std::nullopt;
-  const bool parameter = input.value->parameter;
+  // A buffer, or whatever is outside of the graph, is the program's to change, through .data or
+  // NumPy as well, where no count tells. So it is copied, if it is small.
+  if (value.buffer || !value.in_graph) {
+    View distinct = input.view;
+    for (std::size_t i = 0; i < distinct.sizes.size(); ++i)
+      if (distinct.strides[i] == 0) distinct.sizes[i] = 1;
+    const std::int64_t bytes = bytes_of(distinct, input.type);
+    if (bytes > std::min(need.instead, need.bytes / 16)) return std::nullopt;
+    const at::Tensor given = tensor_at(c10::Storage(std::move(alive)), input.view, input.type);
+    const at::Tensor copy = without_gaps(given);
+    const auto hold = std::make_shared<Hold>(copy.storage(), 0, nullptr);
+    hold->pin();
+    effort.leaves.try_emplace(hold.get(), Effort::Leaf{bytes, true, home.site});
+    return Source{hold, view_in_copy(given, copy), input.type, {}, input.position};
+  }
   const auto bytes = static_cast<std::int64_t>(alive->nbytes());
-  if (!parameter && bytes > need.instead) return std::nullopt;
-  auto hold = std::make_shared<Hold>(c10::Storage(std::move(alive)), input.value->version, nullptr);
+  if (!value.parameter && bytes > need.instead) return std::nullopt;
+  auto hold = std::make_shared<Hold>(c10::Storage(std::move(alive)), value.version, nullptr);
   hold->pin();
-  if (!parameter) {
+  if (!value.parameter) {
     home.hold = hold;
     effort.leaves.try_emplace(hold.get(), Effort::Leaf{bytes, true, home.site});
   }
@@ -152,8 +177,14 @@ std::optional<Source> Store::source_of(const Value::Input& input, const Need& ne
   if (auto kept = kept_source(input, need, effort)) return kept;
   Value& value = *input.value;
   if (value.op && value.type == input.type) {
-    if (auto made = derived(value, need)) {
-      effort.add(made->effort());
+    const bool known = !value.derived.expired();
+    Need of_value = need;
+    of_value.exact |= need.rows.has_value();
+    of_value.rows.reset();
+    if (auto made = derived(value, of_value)) {
+      Effort below = made->effort();
+      for (auto& [kept, leaf] : below.leaves) leaf.instead &= !known;
+      effort.add(below);
       return Source{std::move(made), input.view, input.type, {}, input.position};
     }
   }
@@ -170,6 +201,9 @@ std::vector<Source> Store::sources_of(const Value& value, const Need& need, Effo
     Need of_input = need;
     of_input.exact |= input.position >= arguments ||
                       std::find(op.exact.begin(), op.exact.end(), input.position) != op.exact.end();
+    if (op.recipe->on_rounded == Recipe::OnRounded::kStatistics && input.position == op.norm_slot)
+      if (const auto call = norm_call(*op.norm, Call(*op.schema, value.arguments)))
+        of_input.rows = rows_of(*call, input.view.sizes, input.view.strides);
     auto source = source_of(input, of_input, effort);
     if (!source) return {};
     sources.push_back(std::move(*source));
@@ -177,14 +211,11 @@ std::vector<Source> Store::sources_of(const Value& value, const Need& need, Effo
   }
   const std::int64_t bytes = bytes_of(value.view, value.type);
   effort.bytes_moved += bytes;
-  std::int64_t instead = 0;
-  int large = 0;
-  for (const auto& [kept, leaf] : effort.leaves) {
-    instead += leaf.instead ? leaf.bytes : 0;
-    large += 4 * leaf.bytes > bytes;
-  }
+  const auto large = std::count_if(effort.leaves.begin(), effort.leaves.end(),
+                                   [&](const auto& one) { return 4 * one.second.bytes > bytes; });
   const bool affordable = effort.operators.size() <= kMostOperations && large <= kMostSources &&
-                          effort.bytes_moved <= kMostBytesMoved * bytes && instead <= need.instead;
+                          effort.bytes_moved <= kMostBytesMoved * bytes &&
+                          effort.instead() <= need.instead;
   return affordable ? std::move(sources) : std::vector<Source>();
 }
 
@@ -222,12 +253,12 @@ Store::Need Store::need_of(const Saving& saving) const {
   // A norm multiplies the noise that rows lend each other in the groups of another tensor's packet.
   const bool norm = demand.norm && !demand.norm->norm->until_planned;
   const auto& choice = saving.width.choice;
-  const bool exact = demand.reads == Reads::kExactly || norm || !choice || choice->bits == kRawBits;
+  const bool raw = demand.reads == Reads::kExactly || !choice || choice->bits == kRawBits;
   // Beside tensors of a few bits, only what is small is worth a reference.
-  return {.exact = exact,
-          .bits = exact ? 0 : choice->bits,
+  return {.exact = raw || norm,
+          .bits = raw || norm ? 0 : choice->bits,
           .bytes = saving.bytes,
-          .instead = exact ? saving.bytes - 1 : saving.bytes / 16,
+          .instead = raw ? saving.bytes - 1 : saving.bytes / 16,
           .reader = saving.site};
 }
 
@@ -265,8 +296,10 @@ bool Store::is_derivable(const Saving& saving, const Tracked& tracked) {
   if (saving.demand.reads != Reads::kPredicate || !value || !value->op ||
       value->version != saving.tensor._version())
     return false;
+  Need need = need_of(saving);
+  need.bits = 0;  // what the values need is known when they are read
   Effort effort;
-  return !sources_of(*value, need_of(saving), effort).empty();
+  return !sources_of(*value, need, effort).empty();
 }
 
 std::optional<Saved> Store::derive(Saving& saving, Tracked& tracked) {
@@ -278,14 +311,14 @@ std::optional<Saved> Store::derive(Saving& saving, Tracked& tracked) {
   if (!value || !value->op || !reads_values || !Policy::is_planned(saving.rule) ||
       value->version != tensor._version() || value->type != tensor.scalar_type())
     return std::nullopt;
+  const bool known = !value->derived.expired();
   const auto made = derived(*value, need_of(saving));
   if (!made) return std::nullopt;
   made->remember_original(tensor.storage());
   Ledger& ledger = book(saving);
   ledger.unique_bytes += saving.first ? static_cast<std::int64_t>(tensor.storage().nbytes()) : 0;
   const Effort& effort = made->effort();
-  std::int64_t instead = 0;
-  for (const auto& [kept, leaf] : effort.leaves) instead += leaf.instead ? leaf.bytes : 0;
+  const std::int64_t instead = known ? 0 : effort.instead();
   ledger.held_bytes += instead;
   describe(ledger, Kind::kDerived, effort.rounded ? effort.bits : 0, "made again", instead);
   note_recipe(ledger, effort);

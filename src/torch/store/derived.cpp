@@ -36,6 +36,16 @@ class WithThreads {
   const bool changed_;
 };
 
+// Puts a tensor where the list of another has an undefined one.
+void fill_place(c10::List<std::optional<at::Tensor>> list, const at::Tensor& tensor) {
+  for (std::size_t i = 0; i < list.size(); ++i) {
+    const std::optional<at::Tensor> there = list.get(i);
+    if (!there || there->defined()) continue;
+    list.set(i, tensor);
+    return;
+  }
+}
+
 // Puts tensors back among the arguments. Those of a list have one position.
 void place(std::vector<c10::IValue>& arguments, c10::ArrayRef<Source> sources,
            c10::ArrayRef<at::Tensor> tensors, std::vector<at::Tensor>& companions) {
@@ -49,13 +59,32 @@ void place(std::vector<c10::IValue>& arguments, c10::ArrayRef<Source> sources,
     c10::IValue& argument = arguments[static_cast<std::size_t>(position)];
     if (argument.isTensorList()) {
       argument.toTensorList().push_back(tensors[i]);
+    } else if (argument.isOptionalTensorList()) {
+      fill_place(argument.toOptionalTensorList(), tensors[i]);
     } else {
       argument = tensors[i];
     }
   }
 }
 
+// Whether a storage still has the memory that is read: its owner may free it, as FSDP does.
+bool holds(Hold& hold, const Source& source) {
+  std::int64_t last = source.view.offset;
+  for (std::size_t i = 0; i < source.view.sizes.size(); ++i) {
+    if (source.view.sizes[i] == 0) return true;
+    last += (source.view.sizes[i] - 1) * source.view.strides[i];
+  }
+  return static_cast<std::size_t>(last + 1) * c10::elementSize(source.type) <=
+         hold.storage().nbytes();
+}
+
 }  // namespace
+
+std::int64_t Effort::instead() const {
+  std::int64_t bytes = 0;
+  for (const auto& [kept, leaf] : leaves) bytes += leaf.instead ? leaf.bytes : 0;
+  return bytes;
+}
 
 void Effort::add(const Effort& other) {
   operators.append(other.operators.begin(), other.operators.end());
@@ -86,8 +115,10 @@ at::Tensor run_again(const Derived::Making& making, c10::ArrayRef<at::Tensor> so
   const Undisturbed undisturbed;
   const at::DisableRecordFunctionGuard unwatched;
   std::vector<c10::IValue> arguments = making.arguments;
-  for (c10::IValue& argument : arguments)  // lists are shared by copies
+  for (c10::IValue& argument : arguments) {  // lists are shared by copies
     if (argument.isTensorList()) argument = c10::List<at::Tensor>();
+    if (argument.isOptionalTensorList()) argument = argument.toOptionalTensorList().copy();
+  }
   std::vector<at::Tensor> companions;
   place(arguments, making.sources, sources, companions);
   const Operator& op = *making.op;
@@ -121,22 +152,32 @@ void Derived::remember_original(const c10::Storage& storage) {
   original_bytes_ = storage.nbytes();
 }
 
+at::Tensor Derived::checked(const Source& source) const {
+  const auto* hold = std::get_if<std::shared_ptr<Hold>>(&source.kept);
+  if (!hold) return source.get();
+  const auto lost = [&](const std::string& what) {
+    return c10::str("backfold: a tensor of type ", source.type, " and sizes ",
+                    at::IntArrayRef(source.view.sizes), " ", what, ". What ", making_.op->name,
+                    " made of it, saved by ", site_.op->name, " (", site_.slot,
+                    "), would have been made again from it. ");
+  };
+  const Counter& counter = source.counter;
+  TORCH_CHECK(!counter.moved(),
+              lost(c10::str("was modified in place before backward (version ", counter.now(),
+                            ", expected ", counter.stood_at, ")")),
+              "Run backward first, or set derive=False.");
+  TORCH_CHECK(holds(**hold, source), lost("lost its memory before backward"), "Set derive=False.");
+  return source.get();
+}
+
 c10::Storage Derived::run() const {
   const c10::DeviceGuard guard(making_.device);
   const WithThreads as_before(threads_);
+  if (effort_.rounded)
+    if (auto made = run_in_one_pass()) return *made;
   std::vector<at::Tensor> tensors;
-  const auto get = [&](const Source& source) {
-    TORCH_CHECK(
-        !std::holds_alternative<std::shared_ptr<Hold>>(source.kept) || !source.counter.moved(),
-        "backfold: a tensor of type ", source.type, " and sizes ",
-        at::IntArrayRef(source.view.sizes), " was modified in place before backward (version ",
-        source.counter.now(), ", expected ", source.counter.stood_at, "). What ", making_.op->name,
-        " made of it, saved by ", site_.op->name, " (", site_.slot,
-        "), would have been made again from it. Run backward first, or set derive=False.");
-    return source.get();
-  };
-  for (const Source& source : making_.sources) tensors.push_back(get(source));
-  const at::Tensor bits = making_.bits && effort_.rounded ? get(*making_.bits) : at::Tensor();
+  for (const Source& source : making_.sources) tensors.push_back(checked(source));
+  const at::Tensor bits = making_.bits && effort_.rounded ? making_.bits->get() : at::Tensor();
   return run_again(making_, tensors, bits, effort_.rounded).storage();
 }
 

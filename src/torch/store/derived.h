@@ -55,6 +55,8 @@ struct Effort {
   bool rounded = false;                // some leaf is
   int bits = 16;                       // the fewest of a rounded one
 
+  // Bytes of memory that nobody else keeps.
+  std::int64_t instead() const;
   void add(const Effort& other);
 };
 
@@ -99,8 +101,26 @@ class Derived {
   std::vector<Site*> roots() const;
 
  private:
+  // A chain of recipes as one kernel does it: what is done to the values of which packet.
+  struct OnePass {
+    Finish finish;
+    at::ScalarType type = at::kFloat;  // of the result
+    int stage = 7;                     // of the next recipe: below those above it
+    std::shared_ptr<SharedPacket> packet;
+  };
+
   c10::Storage shared(bool share);
   c10::Storage run() const;
+  // A source, or an error where the memory that it refers to is not what it was.
+  at::Tensor checked(const Source& source) const;
+  // store/one_pass.cpp. Adds this recipe, and those below it, to a pass; false where they do not
+  // fit.
+  bool join(OnePass& pass);
+  bool add_to(OnePass& pass) const;
+  bool add_norm(OnePass& pass) const;
+  bool follow(const Source& source, OnePass& pass) const;
+  bool in_same_order(const View& view) const;
+  std::optional<c10::Storage> run_in_one_pass() const;
 
   Making making_;
   const Effort effort_;

@@ -40,14 +40,19 @@ Value& Store::value_at(const at::Tensor& tensor) {
     value.type = tensor.scalar_type();
     value.parameter = is_parameter(tensor);
     value.buffer = is_buffer(tensor);
+    value.in_graph = tensor.requires_grad();
     home.value = &value;
   }
   return *home.value;
 }
 
 Value::Input Store::input_of(const at::Tensor& tensor, int position) {
-  return {&value_at(tensor), view_in_span(tensor, 0), tensor.scalar_type(), Counter(tensor),
-          position};
+  return {&value_at(tensor),
+          view_in_span(tensor, 0),
+          tensor.scalar_type(),
+          Counter(tensor),
+          position,
+          tensor.numel() == 1 ? tensor.storage() : c10::Storage()};
 }
 
 void Store::note_overwritten(RunningCall& call) {
@@ -60,10 +65,11 @@ void Store::note_overwritten(RunningCall& call) {
 
 void Store::record(RunningCall& call, const at::Tensor& result,
                    c10::ArrayRef<c10::IValue> results) {
-  call.recorded = true;
   const Operator& op = *call.op;
-  // Tensors outside of the graph may be written by kernels that nobody announces.
+  // Tensors outside of the graph may be written by kernels that nobody announces. A call may save
+  // such a result before the one that is asked for.
   if (!options_.derive || !result.requires_grad()) return;
+  call.recorded = true;
   if (obstacle_in(result) || !fills_its_storage(result) ||
       static_cast<std::int64_t>(result.nbytes()) < options_.min_bytes ||
       !element_type(result.scalar_type()))
@@ -95,6 +101,14 @@ void Store::record(RunningCall& call, const at::Tensor& result,
     } else if (argument.isTensorList()) {
       for (const at::Tensor& tensor : argument.toTensorVector()) add(tensor, position);
       argument = c10::List<at::Tensor>();
+    } else if (argument.isOptionalTensorList()) {
+      c10::List<std::optional<at::Tensor>> places;
+      for (const std::optional<at::Tensor>& tensor : argument.toOptionalTensorVector()) {
+        const bool defined = tensor && tensor->defined();
+        places.push_back(defined ? std::optional(at::Tensor()) : std::nullopt);
+        if (defined) add(*tensor, position);
+      }
+      argument = std::move(places);
     }
   }
   const Recipe& recipe = *op.recipe;
@@ -107,10 +121,13 @@ void Store::record(RunningCall& call, const at::Tensor& result,
   if (!complete) return;
 
   Tracked& home = track(result);
+  // A call inside made it (autocast calls an operator again, with other arguments) and knows best.
+  if (home.value && home.value->op && home.value->version == Counter(result).stood_at) return;
   Value& value = values_.emplace_back();
   value.home = &home;
   value.write = home.writes;
   value.version = Counter(result).stood_at;
+  value.in_graph = true;
   value.op = &op;
   value.type = result.scalar_type();
   value.device = result.device();
@@ -128,9 +145,9 @@ void Store::about_to_write(const at::Tensor& tensor) {
     for (const auto& weak : tracked.dependents) {
       try {
         if (const auto derived = weak.lock()) derived->keep();
-      } catch (const std::exception& error) {
+      } catch (const c10::Error& error) {  // who reads it is told; the write goes on
         TORCH_WARN_ONCE("backfold: a tensor could not be kept before its source changed: ",
-                        error.what());  // who reads it is told; the write goes on
+                        error.what_without_backtrace());
       }
     }
     tracked.dependents.clear();

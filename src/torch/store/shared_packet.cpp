@@ -119,19 +119,46 @@ at::Tensor SharedPacket::unpacked() const {
   return unpack_payload(payload_, format_, {span_.count}, {1}, type_);
 }
 
-c10::Storage SharedPacket::decode(bool share) {
+void SharedPacket::fetch() const {
   const std::optional<c10::Stream> now = current_stream(payload_.device());
-  if (share)
-    if (auto earlier = decoded_.get(now)) return *earlier;
   if (now && *now != *stream_) {
     hand_over(payload_.storage().data_ptr(), *stream_, *now);
     for (const at::Tensor& statistic :
          by_ ? std::array{by_->mean, by_->rstd} : std::array<at::Tensor, 2>{})
       if (statistic.defined()) hand_over(statistic.storage().data_ptr(), *stream_, *now);
   }
+}
+
+std::optional<at::Tensor> SharedPacket::finish(const Finish& finish, at::ScalarType type) {
+  const std::lock_guard lock(mutex_);
+  const auto* group = std::get_if<GroupFormat>(&format_);
+  if (waiting_ || !group || has_source()) return std::nullopt;
+  fetch();
+  return unpack_finished(payload_, *group, by_, finish, type);
+}
+
+std::optional<at::Tensor> SharedPacket::bits() {
+  const std::lock_guard lock(mutex_);
+  const auto* predicate = std::get_if<PredicateFormat>(&format_);
+  if (!predicate || !(predicate->if_true > 0) || predicate->if_false > 0) return std::nullopt;
+  fetch();
+  return payload_;
+}
+
+c10::Storage SharedPacket::decode(bool share) {
+  const std::optional<c10::Stream> now = current_stream(payload_.device());
+  if (share)
+    if (auto earlier = decoded_.get(now)) return *earlier;
+  fetch();
   const at::Tensor decoded = unpacked();
   if (share) decoded_.set(decoded.storage(), now);
   return decoded.storage();
+}
+
+bool SharedPacket::has_source() const {
+  const auto source = source_.lock();
+  // A derived tensor reads packets of values that are no longer in their memory.
+  return source && source->nbytes() == source_bytes_ && !overwritten_ && !counter_.moved();
 }
 
 at::Tensor SharedPacket::restore(const View& view, bool share) {
@@ -141,16 +168,13 @@ at::Tensor SharedPacket::restore(const View& view, bool share) {
     if (!original_) held.offset += span_.begin;
     return tensor_at(waiting_->dense.storage(), held, type_);
   }
-  auto source = source_.lock();
-  // A derived tensor reads packets of values that are no longer in their memory.
-  const bool alive =
-      source && source->nbytes() == source_bytes_ && !overwritten_ && !counter_.moved();
+  const bool alive = has_source();
   if (!judged_ && alive) site_.alive = true;
   judged_ = true;
   if (alive) {
     View in_storage = original_ ? *original_ : view;
     if (!original_) in_storage.offset += span_.begin;
-    return tensor_at(c10::Storage(std::move(source)), in_storage, type_);
+    return tensor_at(c10::Storage(source_.lock()), in_storage, type_);
   }
   return tensor_at(decode(share), view, type_);
 }

@@ -21,6 +21,7 @@
 
 #include "torch/capture/site.h"
 #include "torch/codec/codec.h"
+#include "torch/codec/finish.h"
 #include "torch/codec/policy.h"
 #include "torch/store/counter.h"
 #include "torch/store/geometry.h"
@@ -71,6 +72,12 @@ class SharedPacket {
   // `share`, decoded memory may be that of another reader.
   at::Tensor restore(const View& view, bool share);
 
+  // The values of all its elements, finished, in memory order; none where there is no kernel for
+  // it, or the source is at hand.
+  std::optional<at::Tensor> finish(const Finish& finish, at::ScalarType type);
+  // The bytes of a predicate, on the current stream.
+  std::optional<at::Tensor> bits();
+
   // The source's own memory is about to change.
   void forget_source();
 
@@ -104,6 +111,9 @@ class SharedPacket {
   };
 
   c10::Storage decode(bool share);
+  bool has_source() const;
+  // Lets the current stream read the payload.
+  void fetch() const;
   at::Tensor unpacked() const;
 
   Site& site_;

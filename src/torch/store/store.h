@@ -123,9 +123,10 @@ class Store {
   // What a reader asks of the sources of a derived tensor.
   struct Need {
     bool exact = false;
-    int bits = 0;              // that a rounded source must have
-    std::int64_t bytes = 0;    // of the reader
-    std::int64_t instead = 0;  // bytes of memory that may be kept only for this
+    int bits = 0;                       // that a rounded source must have
+    std::int64_t bytes = 0;             // of the reader
+    std::int64_t instead = 0;           // bytes of memory that may be kept only for this
+    std::optional<NormRows> rows = {};  // of a norm that will be applied
     const Site& reader;
   };
   Need need_of(const Saving& saving) const;

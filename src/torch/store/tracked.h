@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // What the store knows of the storages that a block uses, and of the values that were written to
-// them. Nothing here keeps a tensor alive.
+// them. Nothing here keeps a tensor of more than one element alive.
 
 #ifndef BACKFOLD_TORCH_STORE_TRACKED_H_
 #define BACKFOLD_TORCH_STORE_TRACKED_H_
@@ -34,14 +34,16 @@ struct Value {
     View view;  // in its storage
     at::ScalarType type = at::kFloat;
     Counter counter;
-    int position = 0;  // among the arguments, or past them the index of a result
+    int position = 0;     // among the arguments, or past them the index of a result
+    c10::Storage number;  // of a single element, which is kept
   };
 
   Tracked* home = nullptr;
   std::uint64_t write = 0;  // to its storage
   std::uint32_t version = 0;
   bool parameter = false, buffer = false;  // of the model
-  const Operator* op = nullptr;            // that made it, if it has a recipe
+  bool in_graph = false;
+  const Operator* op = nullptr;  // that made it, if it has a recipe
   at::ScalarType type = at::kFloat;
   at::Device device = at::kCPU;
   View view;  // of the result, which fills its storage
