@@ -116,6 +116,7 @@ add_library(backfold_torch SHARED
   src/torch/store/derived.cpp
   src/torch/store/keep.cpp
   src/torch/store/one_pass.cpp
+  src/torch/store/recent.cpp
   src/torch/store/record.cpp
   src/torch/store/saved.cpp
   src/torch/store/shared_packet.cpp

@@ -132,6 +132,7 @@ struct Site {
   // Or was what the tensor is made again from. A product is made from several packets: those of
   // the others, with the error that each brings to the gradient here.
   bool derived = false;
+  bool packs_copied = false;  // its packet holds what the tensor is a copy of
   struct Also {
     Site* root = nullptr;
     Sensitivity sensitivity;

@@ -137,6 +137,17 @@ void Probe::add_relative_errors(const at::Tensor& tensor, Site& site,
 Comeback Probe::comeback_of(const at::Tensor& tensor, Site& site,
                             const std::shared_ptr<ProbedCall>& call, Store& store) {
   Comeback comeback{without_history(tensor), nullptr, {}};
+  if (site.packs_copied) {
+    const at::Tensor source = store.copied_by(tensor);
+    if (source.defined()) {
+      auto leaf = std::make_shared<Leaf>(Leaf{site, source, call, store.refer_to(source)});
+      leaves_[leaf->reference.get()] = leaf;
+      comeback.derived = store.derivation_of(tensor, site);
+      comeback.leaves.push_back(std::move(leaf));
+      if (comeback.derived) return comeback;
+      comeback.leaves.clear();
+    }
+  }
   if (site.derived) comeback.derived = store.derivation_of(tensor, site);
   if (comeback.derived) {
     std::vector<const Hold*> references;
@@ -167,7 +178,7 @@ Saved Probe::save(const at::Tensor& tensor, Site& site, const Demand& demand, Ru
   } else if (foldable) {
     const auto record = call_record(call, site);
     const Comeback comeback = comeback_of(tensor, site, record, store);
-    if (comeback.derived) {
+    if (comeback.derived && !site.packs_copied) {
       // Ranked where it is packed.
     } else if (demand.norm && !demand.norm->norm->until_planned) {
       record->norm = demand.norm;

@@ -16,7 +16,7 @@ namespace {
 
 // GPT-2's GELU, written out by hand under autocast, takes ten.
 constexpr std::size_t kMostOperations = 12;
-constexpr std::int64_t kMostBytesMoved = 32;  // times the bytes of the tensor
+constexpr std::int64_t kMostBytesMoved = 64;  // times the bytes of the tensor
 // Large ones. A product has two; each residual connection that a chain runs through adds one.
 constexpr int kMostSources = 2;
 
@@ -35,6 +35,13 @@ bool same(const View& a, const View& b) {
 
 std::int64_t bytes_of(const View& view, at::ScalarType type) {
   return c10::multiply_integers(view.sizes) * static_cast<std::int64_t>(c10::elementSize(type));
+}
+
+// Without the dimensions that repeat memory.
+View without_repeats(View view) {
+  for (std::size_t i = 0; i < view.sizes.size(); ++i)
+    if (view.strides[i] == 0) view.sizes[i] = 1;
+  return view;
 }
 
 // Whether rounding lent no row of a norm the noise of another.
@@ -149,10 +156,7 @@ std::optional<Source> Store::source_instead(const Value::Input& input, const Nee
   // A buffer, or whatever is outside of the graph, is the program's to change, through .data or
   // NumPy as well, where no count tells. So it is copied, if it is small.
   if (value.buffer || !value.in_graph) {
-    View distinct = input.view;
-    for (std::size_t i = 0; i < distinct.sizes.size(); ++i)
-      if (distinct.strides[i] == 0) distinct.sizes[i] = 1;
-    const std::int64_t bytes = bytes_of(distinct, input.type);
+    const std::int64_t bytes = bytes_of(without_repeats(input.view), input.type);
     if (bytes > std::min(need.instead, need.bytes / 16)) return std::nullopt;
     const at::Tensor given = tensor_at(c10::Storage(std::move(alive)), input.view, input.type);
     const at::Tensor copy = without_gaps(given);
@@ -262,6 +266,59 @@ Store::Need Store::need_of(const Saving& saving) const {
           .reader = saving.site};
 }
 
+at::Tensor Store::copied(const Tracked& tracked) const {
+  const Value* value = tracked.value;
+  if (!value || !value->op || value->inputs.size() != 1) return {};
+  const Value::Input& input = value->inputs[0];
+  const Value& source = *input.value;
+  if (source.parameter || source.buffer || !source.in_graph || !source.is_current() ||
+      input.counter.moved())
+    return {};
+  const bool wider = value->op->recipe->fused == Recipe::Fused::kCast &&
+                     c10::elementSize(input.type) < c10::elementSize(value->type) &&
+                     c10::isFloatingType(input.type);
+  const bool longer =
+      value->op->name == "aten::clone" &&
+      2 * bytes_of(without_repeats(input.view), input.type) <= bytes_of(value->view, value->type);
+  auto alive = source.home->storage.lock();
+  if (!alive || !(wider || longer)) return {};
+  at::Tensor tensor = tensor_at(c10::Storage(std::move(alive)), input.view, input.type);
+  tensor.unsafeGetTensorImpl()->set_version_counter(input.counter.count);
+  return tensor;
+}
+
+at::Tensor Store::copied_by(const at::Tensor& tensor) const {
+  const auto found = storages_.find(tensor.storage().unsafeGetStorageImpl());
+  return found == storages_.end() ? at::Tensor() : copied(found->second);
+}
+
+std::optional<Saved> Store::pack_copied(Saving& saving, Tracked& tracked) {
+  saving.site.packs_copied = false;
+  if (!options_.derive || !saving.width.choice || saving.width.choice->bits == kRawBits ||
+      !Policy::is_planned(saving.rule))
+    return std::nullopt;
+  const at::Tensor source = copied(tracked);
+  if (!source.defined() || tracked.value->version != saving.tensor._version() ||
+      saved_bytes(source) < options_.min_bytes)
+    return std::nullopt;
+  const Treatment treatment =
+      choose(source, saving.demand, Site::Sign::kAlsoValues, saving.width.choice);
+  if (treatment.kind != Kind::kLossy || !treatment.format) return std::nullopt;
+  Saving of_source{source, saving.site, saving.demand, saving.step, saving.bytes};
+  of_source.width = saving.width;
+  of_source.first = saving.first;
+  Tracked& home = *tracked.value->inputs[0].value->home;
+  const Saved packed = pack(of_source, home, treatment);
+  // It was made for this reader, norms included.
+  const auto made = derived(
+      *tracked.value,
+      {.exact = false, .bits = 0, .bytes = saving.bytes, .instead = 0, .reader = saving.site});
+  TORCH_CHECK(made, "backfold: ", saving.site.op->name, " could not be derived from its packet");
+  made->save(saving.tensor.storage());
+  saving.site.packs_copied = true;
+  return saved(saving, view_in_span(saving.tensor, 0), made, false);
+}
+
 std::shared_ptr<Hold> Store::refer_to(const at::Tensor& tensor) {
   if (obstacle_in(tensor)) return nullptr;
   Value& value = value_at(tensor);
@@ -314,7 +371,7 @@ std::optional<Saved> Store::derive(Saving& saving, Tracked& tracked) {
   const bool known = !value->derived.expired();
   const auto made = derived(*value, need_of(saving));
   if (!made) return std::nullopt;
-  made->remember_original(tensor.storage());
+  made->save(tensor.storage());
   Ledger& ledger = book(saving);
   ledger.unique_bytes += saving.first ? static_cast<std::int64_t>(tensor.storage().nbytes()) : 0;
   const Effort& effort = made->effort();

@@ -15,9 +15,13 @@
 
 #include "torch/capture/undisturbed.h"
 #include "torch/reads/recipes.h"
+#include "torch/store/recent.h"
 
 namespace backfold::torch_layer {
 namespace {
+
+// Operators from which on what a chain makes on its way is kept for who reads it next.
+constexpr std::size_t kLongChain = 3;
 
 // Chunks of CPU kernels, and so the last bits of some results, depend on the number of threads.
 class WithThreads {
@@ -146,8 +150,11 @@ Derived::Derived(Making making, Effort effort, const Site& site)
       site_(site),
       threads_(at::get_num_threads()) {}
 
-void Derived::remember_original(const c10::Storage& storage) {
+Derived::~Derived() { drop_recent(this); }
+
+void Derived::save(const c10::Storage& storage) {
   const std::lock_guard lock(mutex_);
+  ++expected_;
   original_.emplace(storage.getWeakStorageImpl());
   original_bytes_ = storage.nbytes();
 }
@@ -226,15 +233,24 @@ c10::Storage Derived::shared(bool share) {
 
 c10::Storage Derived::make() {
   const std::lock_guard lock(mutex_);
-  return shared(true);
+  const c10::Storage made = shared(true);
+  if (expected_ > 0 && !kept_ && effort_.operators.size() >= kLongChain) keep_recent(this, made);
+  return made;
 }
 
 at::Tensor Derived::restore(const View& view, bool share) {
   const std::lock_guard lock(mutex_);
+  if (expected_ > 0) --expected_;
   if (original_)
     if (auto storage = original_->lock(); storage && storage->nbytes() == original_bytes_)
       return tensor_at(c10::Storage(std::move(storage)), view, making_.type);
-  return tensor_at(shared(share), view, making_.type);
+  const c10::Storage made = shared(share);
+  if (expected_ == 0) {
+    drop_recent(this);
+  } else if (share && !kept_) {
+    keep_recent(this, made);
+  }
+  return tensor_at(made, view, making_.type);
 }
 
 void Derived::keep() {

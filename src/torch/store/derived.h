@@ -73,9 +73,12 @@ class Derived {
   };
   // `site` is whose save asked for it first.
   Derived(Making making, Effort effort, const Site& site);
+  ~Derived();
+  Derived(const Derived&) = delete;
+  Derived& operator=(const Derived&) = delete;
 
-  // The result is saved itself: its memory serves while it is alive.
-  void remember_original(const c10::Storage& storage);
+  // The result is saved itself: its memory serves while it is alive, and a reader is expected.
+  void save(const c10::Storage& storage);
 
   // The tensor of that view: the result's own memory where it is still alive, else made again. With
   // `share`, it may be that of another reader.
@@ -130,6 +133,7 @@ class Derived {
   std::size_t original_bytes_ = 0;
   std::mutex mutex_;
   DecodedOnce made_;
+  int expected_ = 0;  // readers
   std::optional<c10::Storage> kept_;
   std::optional<c10::Stream> kept_on_;
 };

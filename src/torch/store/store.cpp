@@ -140,6 +140,8 @@ Saved Store::save(const at::Tensor& tensor, Site& site, const Demand& demand, st
     return held;
   }
   try {
+    if (treatment.kind == Kind::kLossy)
+      if (auto packed = pack_copied(saving, tracked)) return std::move(*packed);
     return pack(saving, tracked, treatment);
   } catch (const c10::Error& error) {
     TORCH_WARN_ONCE("backfold: a tensor could not be packed and is kept as it is: ",

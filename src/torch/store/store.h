@@ -80,6 +80,7 @@ class Store {
   // For passes that fold nothing: a reference to the tensor, which stands for it in derivations;
   // and how the tensor would be made again from such references, if it would.
   std::shared_ptr<Hold> refer_to(const at::Tensor& tensor);
+  at::Tensor copied_by(const at::Tensor& tensor) const;
   std::shared_ptr<Derived> derivation_of(const at::Tensor& tensor, const Site& site);
 
   // Whether a tensor that is kept per sample had as many samples as there were ids.
@@ -109,6 +110,11 @@ class Store {
   std::optional<Saved> derive(Saving& saving, Tracked& tracked);
   // Tells the packets of the tensor's memory that signs are not all that is read of it.
   void tell_of_values(const Saving& saving, const Tracked& tracked);
+  // What the tensor is a wider or longer copy of, if that is alive: it takes fewer bytes, and
+  // others are made of it. Undefined where there is no such tensor.
+  at::Tensor copied(const Tracked& tracked) const;
+  // Packs that instead, and derives the tensor from it.
+  std::optional<Saved> pack_copied(Saving& saving, Tracked& tracked);
   // Whether the values that a call made could be derived.
   bool is_derivable(const Saving& saving, const Tracked& tracked);
   // `copy` is the tensor without gaps, where the caller made it and the tensor has some.
