@@ -286,3 +286,22 @@ def test_negative_views(device):
         return kept + (h + turned) @ leaves[2]
 
     assert_exact(forward, leaves)
+
+
+def test_kernels_are_those_of_the_first_run(device):
+    """oneDNN is off in forward alone: its GELU has other last bits."""
+    torch.manual_seed(0)
+    h, w, v = (
+        torch.randn(size, device=device).requires_grad_() for size in ((64, 64), (64, 256), (256, 8))
+    )
+
+    def of_step(fold) -> list[torch.Tensor]:
+        with fold, torch.backends.mkldnn.flags(enabled=False):
+            out = (torch.nn.functional.gelu(h @ w) @ v).square().mean()
+        found = torch.autograd.grad(out, [h, w, v])
+        assert torch.backends.mkldnn.enabled
+        return list(found)
+
+    expected = of_step(contextlib.nullcontext())
+    found = of_step(controller())
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))

@@ -145,8 +145,9 @@ constexpr Recipe kRecipes[] = {
 
 at::Tensor by_dropout(const RecipeInputs& inputs) {
   const Call call(inputs.schema, inputs.arguments);
-  return at::native_dropout_backward(call["input"].toTensor(), inputs.companions[0],
-                                     dropout_scale(call));
+  const at::Tensor input = call["input"].toTensor();
+  return at::native_dropout_backward(input, inputs.companions[0],
+                                     dropout_scale(call, input.scalar_type()));
 }
 
 // (x - mean) * rstd * weight + bias in fp32, or in fp64 for that type, in x's layout and type.
@@ -189,10 +190,11 @@ at::Tensor by_statistics(const RecipeInputs& inputs) {
 
 }  // namespace
 
-double dropout_scale(const Call& call) {
-  // As the kernel computes it: the share that stays is rounded to fp32 first.
-  const auto stays = static_cast<float>(1 - call["p"].toDouble());
-  return stays == 0 ? 0 : static_cast<float>(1.0 / stays);
+double dropout_scale(const Call& call, at::ScalarType type) {
+  // As the kernel computes it, in fp32 but for fp64: the share that stays is rounded first.
+  const double stays = 1 - call["p"].toDouble();
+  if (stays == 0) return 0;
+  return type == at::kDouble ? 1 / stays : static_cast<float>(1.0 / static_cast<float>(stays));
 }
 
 const Recipe* recipe_of(std::string_view op) {

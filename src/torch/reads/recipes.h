@@ -62,7 +62,7 @@ struct Recipe {
 const Recipe* recipe_of(std::string_view op);
 
 // The factor of what a call of dropout keeps.
-double dropout_scale(const Call& call);
+double dropout_scale(const Call& call, at::ScalarType type);
 
 // What a second run is given: the arguments of the first, tensors among them made again, and the
 // companions in the order of the table.

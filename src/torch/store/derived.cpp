@@ -2,6 +2,7 @@
 
 #include "torch/store/derived.h"
 
+#include <ATen/Context.h>
 #include <ATen/Functions.h>
 #include <ATen/Parallel.h>
 #include <ATen/core/List.h>
@@ -23,21 +24,21 @@ namespace {
 // Operators from which on what a chain makes on its way is kept for who reads it next.
 constexpr std::size_t kLongChain = 3;
 
-// Chunks of CPU kernels, and so the last bits of some results, depend on the number of threads.
-class WithThreads {
+// Sets the flags of the first run for the second.
+class AsBefore {
  public:
-  explicit WithThreads(int threads) : before_(at::get_num_threads()), changed_(threads != before_) {
-    if (changed_) at::set_num_threads(threads);
+  explicit AsBefore(const RunFlags& before) : now_(RunFlags::now()), differ_(!(before == now_)) {
+    if (differ_) before.set();
   }
-  ~WithThreads() {
-    if (changed_) at::set_num_threads(before_);
+  ~AsBefore() {
+    if (differ_) now_.set();
   }
-  WithThreads(const WithThreads&) = delete;
-  WithThreads& operator=(const WithThreads&) = delete;
+  AsBefore(const AsBefore&) = delete;
+  AsBefore& operator=(const AsBefore&) = delete;
 
  private:
-  const int before_;
-  const bool changed_;
+  const RunFlags now_;
+  const bool differ_;
 };
 
 // Puts a tensor where the list of another has an undefined one.
@@ -83,6 +84,21 @@ bool holds(Hold& hold, const Source& source) {
 }
 
 }  // namespace
+
+RunFlags RunFlags::now() {
+  const at::Context& context = at::globalContext();
+  return {at::get_num_threads(), context.userEnabledMkldnn(), context.userEnabledCuDNN(),
+          context.deterministicCuDNN(), context.deterministicAlgorithms()};
+}
+
+void RunFlags::set() const {
+  at::Context& context = at::globalContext();
+  at::set_num_threads(threads);
+  context.setUserEnabledMkldnn(mkldnn);
+  context.setUserEnabledCuDNN(cudnn);
+  context.setDeterministicCuDNN(deterministic_cudnn);
+  context.setDeterministicAlgorithms(deterministic, context.deterministicAlgorithmsWarnOnly());
+}
 
 std::int64_t Effort::instead() const {
   std::int64_t bytes = 0;
@@ -148,7 +164,7 @@ Derived::Derived(Making making, Effort effort, const Site& site)
     : making_(std::move(making)),
       effort_(std::move(effort)),
       site_(site),
-      threads_(at::get_num_threads()) {}
+      flags_(RunFlags::now()) {}
 
 Derived::~Derived() { drop_recent(this); }
 
@@ -179,7 +195,7 @@ at::Tensor Derived::checked(const Source& source) const {
 
 c10::Storage Derived::run() const {
   const c10::DeviceGuard guard(making_.device);
-  const WithThreads as_before(threads_);
+  const AsBefore as_before(flags_);
   if (effort_.rounded)
     if (auto made = run_in_one_pass()) return *made;
   std::vector<at::Tensor> tensors;

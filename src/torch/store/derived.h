@@ -60,6 +60,17 @@ struct Effort {
   void add(const Effort& other);
 };
 
+// What decides which kernel an operator runs. Chunks of CPU kernels, and so the last bits of some
+// results, depend on the number of threads.
+struct RunFlags {
+  int threads = 1;
+  bool mkldnn = true, cudnn = true, deterministic_cudnn = false, deterministic = false;
+
+  static RunFlags now();
+  void set() const;
+  bool operator==(const RunFlags&) const = default;
+};
+
 class Derived {
  public:
   struct Making {
@@ -128,7 +139,7 @@ class Derived {
   Making making_;
   const Effort effort_;
   const Site& site_;
-  const int threads_;
+  const RunFlags flags_;
   std::optional<WeakStorage> original_;
   std::size_t original_bytes_ = 0;
   std::mutex mutex_;

@@ -124,7 +124,7 @@ bool Derived::add_to(OnePass& pass) const {
       if (!bits) return false;
       finish.mask = *bits;
       if (!making_.bits)
-        finish.factor = dropout_scale(Call(*making_.op->schema, making_.arguments));
+        finish.factor = dropout_scale(Call(*making_.op->schema, making_.arguments), making_.type);
       return follow(first, pass);
     }
     case Fused::kProduct: {

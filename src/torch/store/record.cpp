@@ -18,6 +18,11 @@ bool fills_its_storage(const at::Tensor& tensor) {
              tensor.storage().nbytes();
 }
 
+// A single element that is no part of anything larger.
+bool is_number(const at::Tensor& tensor) {
+  return tensor.numel() == 1 && tensor.storage().nbytes() == tensor.element_size();
+}
+
 bool is_wrapped_number(const at::Tensor& tensor) {
   return tensor.unsafeGetTensorImpl()->is_wrapped_number();
 }
@@ -52,7 +57,7 @@ Value::Input Store::input_of(const at::Tensor& tensor, int position) {
           tensor.scalar_type(),
           Counter(tensor),
           position,
-          tensor.numel() == 1 ? tensor.storage() : c10::Storage()};
+          is_number(tensor) ? tensor.storage() : c10::Storage()};
 }
 
 void Store::note_overwritten(RunningCall& call) {
