@@ -3,8 +3,9 @@
 // Which tensors are made again, and from what.
 //
 // A chain of recipes leads from a tensor to what is kept: packets and references of earlier saves,
-// parameters, and memory that is still alive and smaller. It is bounded, so that making a tensor
-// again costs about what decoding a packet of its own would.
+// parameters, and memory that is still alive and smaller. It is bounded in operators, bytes moved
+// and large sources; making a tensor again may still cost several times what decoding a packet of
+// its own would.
 
 #include <algorithm>
 
