@@ -291,9 +291,8 @@ def test_negative_views(device):
 def test_kernels_are_those_of_the_first_run(device):
     """oneDNN is off in forward alone: its GELU has other last bits."""
     torch.manual_seed(0)
-    h, w, v = (
-        torch.randn(size, device=device).requires_grad_() for size in ((64, 64), (64, 256), (256, 8))
-    )
+    sizes = ((64, 64), (64, 256), (256, 8))
+    h, w, v = (torch.randn(size, device=device).requires_grad_() for size in sizes)
 
     def of_step(fold) -> list[torch.Tensor]:
         with fold, torch.backends.mkldnn.flags(enabled=False):

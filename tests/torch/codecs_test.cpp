@@ -49,6 +49,7 @@ void run(Controller& fold, const torch::Tensor& x) {
 TEST(Codecs, TheFirstRuleThatMatchesWins) {
   ControllerOptions options;
   options.min_bytes = 0;
+  options.derive = false;
   options.codec = {{{.path = "enc*", .op = "aten::gelu"}, codecs::FewBit{3}},
                    {{.path = "encoder"}, codecs::Pool{4}},
                    {{.type = at::kDouble}, codecs::Keep{}},
