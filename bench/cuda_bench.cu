@@ -162,20 +162,30 @@ struct Bench {
         unpack_once);
   }
 
-  // A norm over rows of 1,024 with a ReLU's mask (the bits are whatever the source has), SiLU, and
-  // SiLU times another tensor. `table` holds 1,024 numbers.
+  // A norm over rows of 1,024, alone and with a ReLU's mask (the bits are whatever the source has),
+  // batch norm over maps of 56 x 56 and 7 x 7 with that mask, SiLU, and SiLU times another tensor.
+  // `table` holds 1,024 numbers.
   void epilogues(ElementType type, const float* table) const {
     const std::size_t mask_bytes = static_cast<std::size_t>(count) / 8;
     const std::size_t bytes = static_cast<std::size_t>(count) * size_of(type);
-    backfold::Epilogue norm, silu, gated;
-    norm.rows = {table, table, 1024, 1024};
-    norm.columns = {table, table, 1, 1024};
-    norm.mask = {source, mask_bytes};
+    backfold::Epilogue layer_norm, norm, large_maps, small_maps, silu, gated;
+    layer_norm.rows = {table, table, 1024, 1024};
+    layer_norm.columns = {table, table, 1, 1024};
+    layer_norm.result_type = type;
+    norm = large_maps = small_maps = layer_norm;
+    large_maps.rows = {table, table, 3136, 64};
+    large_maps.columns = {table, table, 3136, 64};
+    small_maps.rows = {table, table, 49, 512};
+    small_maps.columns = {table, table, 49, 512};
+    norm.mask = large_maps.mask = small_maps.mask = {source, mask_bytes};
     silu.activation = gated.activation = backfold::Activation::kSilu;
     gated.product = source;
     gated.product_type = type;
-    norm.result_type = silu.result_type = gated.result_type = type;
+    silu.result_type = gated.result_type = type;
+    epilogue(type, "batch norm 3136 + mask", large_maps, backfold::Layout::kFlat, mask_bytes);
+    epilogue(type, "batch norm 49 + mask", small_maps, backfold::Layout::kFlat, mask_bytes);
     for (const auto layout : {backfold::Layout::kFlat, backfold::Layout::kStrided}) {
+      epilogue(type, "layer norm", layer_norm, layout, 0);
       epilogue(type, "norm + mask", norm, layout, mask_bytes);
       epilogue(type, "silu", silu, layout, 0);
       epilogue(type, "silu * tensor", gated, layout, bytes);

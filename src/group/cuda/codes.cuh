@@ -61,6 +61,31 @@ struct PlaneWords {
     }
   }
 
+  // Moves code number 4 * i + quarter to the place of number 4 * i.
+  __device__ void move_to_first(int quarter) {
+#pragma unroll
+    for (int i = 0; i < kWords; ++i) {
+      if constexpr (kWidth == 16) {
+        if (i % 2 == 0) words[i] = (quarter < 2 ? words[i] : words[i + 1]) >> quarter % 2 * 16;
+      } else {
+        words[i] >>= kWidth * quarter;
+      }
+    }
+  }
+
+  // Where code number code_index, a multiple of 4, is cut out of its word.
+  BACKFOLD_HD static constexpr int place_of(int code_index) {
+    const int bit = kWidth * code_index % 32;
+    return bit <= 16 ? bit : bit - 16;
+  }
+  // That code as a float, times 2^place_of(code_index). `magic` is kMagic where the
+  // compiler does not know it: an instruction takes one constant, and the mask is one.
+  __device__ float placed(int code_index, std::uint32_t magic) const {
+    const int bit = kWidth * code_index, place = place_of(code_index);
+    const std::uint32_t mask = ((1u << kWidth) - 1u) << place;
+    return magic_number((words[bit / 32] >> (bit % 32 - place) & mask) | magic);
+  }
+
   // The first code, which is taken off: for loops that are not unrolled.
   __device__ std::uint32_t take() {
     const std::uint32_t code = words[0] & ((1u << kWidth) - 1u);
@@ -162,6 +187,17 @@ struct LaneCodes {
   __device__ std::uint32_t get(int code_index, int quarter) const {
     if constexpr (kTwo) return low.get(code_index, quarter) | high.get(code_index, quarter) << kLow;
     return low.get(code_index, quarter);
+  }
+  __device__ void move_to_first(int quarter) {
+    low.move_to_first(quarter);
+    if constexpr (kTwo) high.move_to_first(quarter);
+  }
+  BACKFOLD_HD static constexpr int place_of(int code_index) {
+    return kTwo ? 0 : PlaneWords<kLow, kBlocks>::place_of(code_index);
+  }
+  __device__ float placed(int code_index, std::uint32_t magic) const {
+    if constexpr (kTwo) return magic_number(get(code_index, 0) | magic);
+    return low.placed(code_index, magic);
   }
   __device__ std::uint32_t take() {
     const std::uint32_t code = low.take();

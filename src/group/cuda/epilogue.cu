@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Decoding with an epilogue. Kernels are compiled per width and per size of a result, with their
-// loops rolled up: 32 kernels. Memory's latency is hidden by other warps.
+// loops rolled up, and once more without what norms do not need: 64 kernels. Instructions are what
+// limits them; memory's latency is hidden by other warps.
 
 #include "group/cuda/epilogue.h"
 
@@ -13,15 +14,25 @@
 namespace backfold::cuda {
 namespace {
 
+// The value of a code that is given times 2^place, as a float. Its step is divided by that exactly:
+// it has 8 bits and is at least 2^-126, and the place is 16 at most.
+__device__ inline float value_of_placed(float code, int place, bool zero_exact,
+                                        const core::Grid& grid) {
+  const float one = static_cast<float>(1 << place), step = grid.step * (1.0f / one);
+  if (!zero_exact) return __fmaf_rn(code, step, grid.base);
+  const float value = fmaxf(__fmaf_rn(code - one, step, grid.base), 0x1p-126f);
+  return code == 0.0f ? 0.0f : value;
+}
+
 // A vector of values, of a packet that may be zero-exact.
-template <int kCount, typename CodeAt, typename GridAt>
-__device__ inline void decode(bool zero_exact, CodeAt code_at, GridAt grid_at, float (&x)[kCount]) {
+template <int kCount, typename ValueAt>
+__device__ inline void decode(bool zero_exact, ValueAt value_at, float (&x)[kCount]) {
   if (zero_exact) {
 #pragma unroll
-    for (int j = 0; j < kCount; ++j) x[j] = value_of_element<float, true>(code_at(j), grid_at(j));
+    for (int j = 0; j < kCount; ++j) x[j] = value_at(j, true);
   } else {
 #pragma unroll
-    for (int j = 0; j < kCount; ++j) x[j] = value_of_element<float, false>(code_at(j), grid_at(j));
+    for (int j = 0; j < kCount; ++j) x[j] = value_at(j, false);
   }
 }
 
@@ -37,45 +48,66 @@ __device__ __noinline__ void finish_special_groups(const EpilogueTask& task, uns
 // Launch     as unpack_flat_kernel
 // Alignment  16-byte stores when the destination allows, else by element
 // Bytes      headers, codes, mask and product once, destination once; tables from the caches
-template <typename T, int kBits>
+template <typename T, int kBits, bool kLinear>
 __global__ void __launch_bounds__(kFlatThreads, 4)
     finish_flat_kernel(const __grid_constant__ EpilogueTask task) {
   using Shape = FlatShape<T>;
+  using Codes = LaneCodes<kBits, Shape::kBlocks>;
   constexpr int kV = Shape::kV;
   const core::Levels levels = core::levels_for(kBits, task.packet.zero_exact, false);
   const LoadedGroup<T, kBits> own(task.packet);
-  const int warp_lane = threadIdx.x % 32;
-  const std::int64_t first_group = own.group - warp_lane / Shape::kLanes;
-  const std::int64_t first_element = first_group * kGroup + warp_lane * kV;
-  std::uint32_t keep = 0;  // of all four vectors, so that the loads go out together
-  if (task.mask != nullptr) {
-#pragma unroll
-    for (int step = 0; step < 4; ++step) {
-      const std::int64_t element = first_element + 32 * kV * step;
-      if (element < task.packet.count)
-        keep |= (mask_bits(task, element, 1) & ((1u << kV) - 1u)) << kV * step;
-    }
-  }
+  const int warp_lane = threadIdx.x % 32, first = warp_lane * kV;
+  const std::int64_t tile = (own.group - warp_lane / Shape::kLanes) * kGroup;
+  // The mask of a tile is kV words for each step. Whole groups have whole words.
+  std::uint32_t own_mask = 0;
+  if (task.mask != nullptr && warp_lane < 4 * kV &&
+      tile + 32 * (warp_lane + 1) <= task.packet.count)
+    own_mask = __ldg(reinterpret_cast<const std::uint32_t*>(task.mask) + tile / 32 + warp_lane);
+
+  const Handed packed_rows = handed_of<TableUse::kRestore>(task.packed_rows, tile);
+  const Handed rows = handed_of<TableUse::kScale>(task.rows, tile);
+  const Handed columns = handed_of<TableUse::kWeigh>(task.columns, tile);
 
   const core::Grid own_grid = core::grid_in(own.header, levels);
   const bool plain = own.whole && is_plain(own.header, own_grid, levels);
   const unsigned plain_lanes = __ballot_sync(kFullWarp, plain);
+  const int quarter = first % kGroup / (kGroup / 4);
+  int from = first / kGroup * Shape::kLanes + first % (kGroup / 4) / kV;
+  std::int64_t element = tile + first;
 #pragma unroll 1
-  for (int step = 0; step < 4; ++step, keep >>= kV) {
-    const int first = (32 * step + warp_lane) * kV;  // element of the tile
-    const int quarter = first % kGroup / (kGroup / 4);
-    const int from = first / kGroup * Shape::kLanes + first % (kGroup / 4) / kV;
+  for (int step = 0; step < 4; ++step, from += 8, element += 32 * kV) {
+    static_assert(32 * kV / kGroup * Shape::kLanes == 8);
     const core::Grid grid{__shfl_sync(kFullWarp, own_grid.base, from),
                           __shfl_sync(kFullWarp, own_grid.step, from)};
-    const LaneCodes<kBits, Shape::kBlocks> codes = own.codes.from_lane(from);
-    if ((plain_lanes >> first / kGroup * Shape::kLanes & 1u) == 0) continue;
+    Codes codes = own.codes.from_lane(from);
+    std::uint32_t keep = 0;
+    if (task.mask != nullptr)
+      keep = __shfl_sync(kFullWarp, own_mask, kV * step + first / 32) >> first % 32;
+    // Other groups are decoded too, to nothing: lanes stay together.
+    const int count = (plain_lanes >> from & 1u) != 0 ? kV : 0;
+    codes.move_to_first(quarter);
     float x[kV];
     decode(
-        task.packet.zero_exact, [&](int j) { return codes.get(4 * j, quarter); },
-        [&](int) { return grid; }, x);
-    const std::int64_t element = first_element + 32 * kV * step;
-    finish(task, element, kV, keep, x);
-    store_results<T>(task, element, kV, x);
+        task.packet.zero_exact,
+        [&](int j, bool zero_exact) {
+          return value_of_placed(codes.placed(4 * j, task.magic), Codes::place_of(4 * j),
+                                 zero_exact, grid);
+        },
+        x);
+    const int offset = 32 * kV * step + first;
+    finish<kLinear>(
+        task, element, count, keep,
+        [&](float(&y)[kV]) {
+          EntryAt at{};
+          if (task.packed_rows.lookup != Lookup::kNone)
+            change_flat<TableUse::kRestore>(task.packed_rows, packed_rows, element, offset, at, y);
+          if (task.rows.lookup != Lookup::kNone)
+            change_flat<TableUse::kScale>(task.rows, rows, element, offset, at, y);
+          if (task.columns.lookup != Lookup::kNone)
+            change_flat<TableUse::kWeigh>(task.columns, columns, element, offset, at, y);
+        },
+        x);
+    store_results<T>(task, element, count, x);
   }
   const unsigned special = own.specials(task.packet, plain);
   if (special != 0) finish_special_groups<T>(task, special);
@@ -97,8 +129,8 @@ __device__ __noinline__ void finish_special_columns(const EpilogueTask& task,
 // Launch     as unpack_strided_kernel
 // Alignment  16-byte stores when every row allows, else by element
 // Bytes      headers, codes, mask and product once, destination once; tables from the caches
-template <typename T, int kBits>
-__global__ void __launch_bounds__(StridedShape<T, kUnpackAcross>::kThreads, 3)
+template <typename T, int kBits, bool kLinear>
+__global__ void __launch_bounds__(StridedShape<T, kUnpackAcross>::kThreads, 4)
     finish_strided_kernel(const __grid_constant__ EpilogueTask task) {
   using Shape = StridedShape<T, kUnpackAcross>;
   constexpr int kV = Shape::kV, kColumns = Shape::kColumns;
@@ -107,6 +139,7 @@ __global__ void __launch_bounds__(StridedShape<T, kUnpackAcross>::kThreads, 3)
   __shared__ TileCodes<kBits, kColumns, kV> tile_codes;
   __shared__ core::Grid grids[kColumns];
   __shared__ bool off_path[kColumns];
+  __shared__ StagedEntries packed_rows, rows, columns;
 
   const StridedTile<T, kUnpackAcross> tile(packet);
   const int first_column = tile.vector * kV;
@@ -121,12 +154,19 @@ __global__ void __launch_bounds__(StridedShape<T, kUnpackAcross>::kThreads, 3)
   if (fast) units.load(packet, tile);
   std::uint64_t keep = 0;
   if (task.mask != nullptr && fast && count > 0) {
+    const int asked = task.mask_in_bytes ? 1 : count;
 #pragma unroll
     for (int i = 0; i < 8; ++i)
-      keep |= static_cast<std::uint64_t>(mask_bits(task, element_of(i), count) & ((1u << kV) - 1u))
+      keep |= static_cast<std::uint64_t>(mask_bits(task, element_of(i), asked) & ((1u << kV) - 1u))
               << kV * i;
   }
-  if (fast) units.place(tile, tile_codes);
+  if (fast) {
+    const std::int64_t first = tile.row * packet.columns + tile.column;
+    packed_rows.fill<TableUse::kRestore>(task.packed_rows, first, packet.columns);
+    rows.fill<TableUse::kScale>(task.rows, first, packet.columns);
+    columns.fill<TableUse::kWeigh>(task.columns, first, packet.columns);
+    units.place(tile, tile_codes);
+  }
   bool any_special = false;
   if (threadIdx.x < tile.columns) {
     const core::Grid grid = core::grid_in(header, levels);
@@ -149,10 +189,28 @@ __global__ void __launch_bounds__(StridedShape<T, kUnpackAcross>::kThreads, 3)
     for (int i = 0; i < 8; ++i, keep >>= kV) {
       float x[kV];
       decode(
-          packet.zero_exact, [&](int j) { return codes[j].take(); },
-          [&](int j) { return column_grids[j]; }, x);
-      finish(task, element_of(i), count, static_cast<std::uint32_t>(keep), x);
-      store_results<T>(task, element_of(i), count, x);
+          packet.zero_exact,
+          [&](int j, bool zero_exact) {
+            return value_of_placed(magic_number(codes[j].take() | task.magic), 0, zero_exact,
+                                   column_grids[j]);
+          },
+          x);
+      const std::int64_t element = element_of(i);
+      finish<kLinear>(
+          task, element, count, static_cast<std::uint32_t>(keep),
+          [&](float(&y)[kV]) {
+            const int row = tile.row_of(i);
+            if (task.packed_rows.lookup != Lookup::kNone)
+              change_strided<TableUse::kRestore>(task.packed_rows, packed_rows, element, row,
+                                                 first_column, y);
+            if (task.rows.lookup != Lookup::kNone)
+              change_strided<TableUse::kScale>(task.rows, rows, element, row, first_column, y);
+            if (task.columns.lookup != Lookup::kNone)
+              change_strided<TableUse::kWeigh>(task.columns, columns, element, row, first_column,
+                                               y);
+          },
+          x);
+      store_results<T>(task, element, count, x);
     }
   }
   if (!any_special) return;
@@ -160,7 +218,7 @@ __global__ void __launch_bounds__(StridedShape<T, kUnpackAcross>::kThreads, 3)
   finish_special_columns<T>(task, off_path);
 }
 
-template <typename T, int kBits>
+template <typename T, int kBits, bool kLinear>
 Status launch_finish(const GroupFormat& format, EpilogueTask task, cudaStream_t stream) {
   unsigned blocks = 0;
   if (format.layout == Layout::kStrided) {
@@ -169,22 +227,44 @@ Status launch_finish(const GroupFormat& format, EpilogueTask task, cudaStream_t 
     const std::int64_t down = (task.packet.rows + kStridedRows - 1) / kStridedRows;
     BACKFOLD_RETURN_IF_ERROR(blocks_for(across * down, 1, &blocks));
     task.packet.tiles_across = static_cast<unsigned>(across);
-    finish_strided_kernel<T, kBits><<<blocks, Shape::kThreads, 0, stream>>>(task);
+    finish_strided_kernel<T, kBits, kLinear><<<blocks, Shape::kThreads, 0, stream>>>(task);
   } else {
     BACKFOLD_RETURN_IF_ERROR(
         blocks_for(task.packet.groups, FlatShape<T>::kGroupsPerThreadBlock, &blocks));
-    finish_flat_kernel<T, kBits><<<blocks, kFlatThreads, 0, stream>>>(task);
+    finish_flat_kernel<T, kBits, kLinear><<<blocks, kFlatThreads, 0, stream>>>(task);
   }
   return check_launch("group kernel with an epilogue");
 }
 
-void add_table(const GroupFormat& format, const RowAffine& rows, TableUse use, EpilogueTask& task) {
-  if (rows.scale == nullptr) return;
-  const bool whole_quads = format.layout != Layout::kStrided || format.columns % 4 == 0;
-  const bool quads = rows.run == 1 && rows.rows % 4 == 0 && whole_quads &&
-                     is_aligned(rows.scale, 16) && is_aligned(rows.shift, 16);
-  // A vector at the end of a row asks for a few elements past the last.
-  task.tables[task.table_count++] = {row_task(rows, format.count + 8), use, quads};
+Lookup lookup_for(const GroupFormat& format, const RowAffine& rows, const Table& table,
+                  int vector) {
+  if (format.layout == Layout::kStrided) {
+    if (rows.run % format.columns == 0) return Lookup::kPerRow;
+    if (table.period != 0 && format.columns % table.period == 0) return Lookup::kPerColumn;
+    return Lookup::kEach;
+  }
+  if (table.rows.wide) return Lookup::kEach;
+  if (rows.run >= shortest_handed_run(vector)) return Lookup::kHanded;
+  if (rows.run == 1 && rows.rows % 4 == 0 && is_aligned(rows.scale, 16) &&
+      is_aligned(rows.shift, 16))
+    return Lookup::kQuads;
+  return rows.run >= vector ? Lookup::kTwo : Lookup::kEach;
+}
+
+// `before` is the table of the stage before.
+Table table_of(const GroupFormat& format, const RowAffine& rows, int vector, const Table& before) {
+  Table table{};
+  if (rows.scale == nullptr) return table;
+  constexpr std::int64_t kLimit = (std::int64_t{1} << 31) - kTableMargin;
+  if (rows.run < kLimit / rows.rows) table.period = rows.run * rows.rows;
+  table.folds = table.period != 0 && format.count >= kLimit;
+  table.rows = row_task(rows, (table.folds ? table.period : format.count) + kTableMargin);
+  table.lookup = lookup_for(format, rows, table, vector);
+  table.splits = rows.run % vector != 0;
+  table.as_before =
+      before.lookup == table.lookup && before.rows.run == rows.run && before.rows.rows == rows.rows;
+  table.shifts = rows.shift != nullptr;
+  return table;
 }
 
 }  // namespace
@@ -195,24 +275,32 @@ Status unpack_group(const GroupFormat& format, const Epilogue& epilogue, const v
   EpilogueTask task{};
   task.packet = group_task(format, payload, destination, epilogue.result_type);
   task.packet.destination = destination;
-  add_table(format, epilogue.packed_rows, TableUse::kRestore, task);
-  add_table(format, epilogue.rows, TableUse::kScale, task);
-  add_table(format, core::columns_as_rows(epilogue.columns), TableUse::kWeigh, task);
+  const int vector = 16 / static_cast<int>(size_of(epilogue.result_type));
+  task.packed_rows = table_of(format, epilogue.packed_rows, vector, {});
+  task.rows = table_of(format, epilogue.rows, vector, task.packed_rows);
+  task.columns = table_of(format, core::columns_as_rows(epilogue.columns), vector, task.rows);
   task.activation = epilogue.activation;
   task.product = epilogue.product;
   task.product_type = epilogue.product_type;
   task.product_aligned =
       group_task(format, payload, epilogue.product, epilogue.product_type).aligned;
   task.mask = static_cast<const std::uint8_t*>(epilogue.mask.data);
+  task.mask_in_bytes = format.columns % vector == 0;
   task.mask_factor = epilogue.mask_factor;
   task.result_type = epilogue.result_type;
   task.raises = core::raises(format);
+  task.magic = kMagic;
 
   const auto cuda_stream = static_cast<cudaStream_t>(stream);
+  const bool linear =
+      !task.raises && task.product == nullptr &&
+      (task.activation == Activation::kNone || task.activation == Activation::kRelu);
   return core::with_width<kCodeWidths>(format.bits, [&]<int kBits>() {
-    return size_of(epilogue.result_type) == 2
-               ? launch_finish<BFloat, kBits>(format, task, cuda_stream)
-               : launch_finish<float, kBits>(format, task, cuda_stream);
+    const auto launch = [&]<typename T>() {
+      return linear ? launch_finish<T, kBits, true>(format, task, cuda_stream)
+                    : launch_finish<T, kBits, false>(format, task, cuda_stream);
+    };
+    return vector == 8 ? launch.template operator()<BFloat>() : launch.template operator()<float>();
   });
 }
 

@@ -2,67 +2,37 @@
 //
 // The stages of an epilogue for the neighbouring elements that a lane holds. Which ones there are
 // is known at run time and the same for all threads: a kernel per combination would take minutes to
-// compile, a branch per vector takes one instruction.
+// compile, a branch per vector takes two instructions.
 
 #ifndef BACKFOLD_GROUP_CUDA_EPILOGUE_CUH_
 #define BACKFOLD_GROUP_CUDA_EPILOGUE_CUH_
 
 #include <cstdint>
+#include <type_traits>
 
 #include "base/cuda/elements.cuh"
 #include "group/cuda/special.cuh"
+#include "group/cuda/tables.cuh"
 #include "group/cuda/task.cuh"
 #include "group/epilogue.h"
 
 namespace backfold::cuda {
 
-// What is done with a table's entries.
-enum class TableUse { kRestore, kScale, kWeigh };
-
-struct Table {
-  RowTask rows;
-  TableUse use;
-  bool quads;  // runs of 1, and a vector's entries are whole and aligned float4s
-};
-
 // An epilogue as kernels want it, by value.
 struct EpilogueTask {
   GroupTask packet;
-  Table tables[3];  // the stages before the activation, in their order
-  int table_count;
+  Table packed_rows, rows, columns;
   Activation activation;
   const void* product;
   ElementType product_type;
   bool product_aligned;  // it starts on 16 bytes, and so does each of its rows, if strided
   const std::uint8_t* mask;
+  bool mask_in_bytes;  // no vector's bits lie in two bytes
   float mask_factor;
   ElementType result_type;
   bool raises;
+  std::uint32_t magic;  // as codes.cuh wants it
 };
-
-// The entries of `kCount` neighbours, number `element` the first.
-template <int kCount>
-__device__ inline void find_entries(const Table& table, std::int64_t element,
-                                    float (&shift)[kCount], float (&scale)[kCount]) {
-  const RowTask& rows = table.rows;
-  if constexpr (kCount >= 4) {
-    if (table.quads) {
-#pragma unroll
-      for (int quad = 0; quad < kCount; quad += 4) {
-        const std::int64_t first = row_at(rows, element + quad).row;
-        const float4 b = __ldg(reinterpret_cast<const float4*>(rows.scale + first));
-        scale[quad] = b.x, scale[quad + 1] = b.y, scale[quad + 2] = b.z, scale[quad + 3] = b.w;
-        float4 a = {};
-        if (rows.shift != nullptr) a = __ldg(reinterpret_cast<const float4*>(rows.shift + first));
-        shift[quad] = a.x, shift[quad + 1] = a.y, shift[quad + 2] = a.z, shift[quad + 3] = a.w;
-      }
-      return;
-    }
-  }
-  for_vector<kCount>(
-      rows, element, [](Affine by) { return by; },
-      [&](int j, Affine by) { shift[j] = by.shift, scale[j] = by.scale; });
-}
 
 __device__ inline float product_at(const EpilogueTask& task, std::int64_t element) {
   switch (task.product_type) {
@@ -127,39 +97,35 @@ __device__ inline std::uint32_t mask_bits(const EpilogueTask& task, std::int64_t
 }
 
 // Every stage but the last. `keep` has the bits of a mask. NaNs are made one kind when they are
-// stored, not here.
-template <int kCount>
+// stored, not here. `by_tables` applies the tables' stages. kLinear: no activation but relu, no
+// product, nothing raised.
+template <bool kLinear, int kCount, typename ByTables>
 __device__ inline void finish(const EpilogueTask& task, std::int64_t element, int count,
-                              std::uint32_t keep, float (&x)[kCount]) {
-  if (task.raises) {
+                              std::uint32_t keep, ByTables by_tables, float (&x)[kCount]) {
+  if (!kLinear && task.raises) {
 #pragma unroll
     for (int j = 0; j < kCount; ++j) x[j] = core::raised(x[j]);
   }
-#pragma unroll 1  // finding the entries is most of this function's code
-  for (int i = 0; i < task.table_count; ++i) {
-    const Table& table = task.tables[i];
-    float shift[kCount], scale[kCount];
-    find_entries<kCount>(table, element, shift, scale);
-    if (table.use == TableUse::kRestore) {
+  by_tables(x);
+  if constexpr (kLinear) {
+    if (task.activation == Activation::kRelu) {
 #pragma unroll
-      for (int j = 0; j < kCount; ++j) scale[j] = __frcp_rn(scale[j]);
+      for (int j = 0; j < kCount; ++j) x[j] = core::relu(x[j]);
     }
-    if (table.use == TableUse::kScale) {
+  } else {
+    core::with_activation(task.activation, [&](auto function) {
 #pragma unroll
-      for (int j = 0; j < kCount; ++j) x[j] = (x[j] - shift[j]) * scale[j];
-    } else {
-#pragma unroll
-      for (int j = 0; j < kCount; ++j) x[j] = x[j] * scale[j] + shift[j];
-    }
+      for (int j = 0; j < kCount; ++j) x[j] = function(x[j]);
+    });
+    if (task.product != nullptr) multiply(task, element, count, x);
   }
-  core::with_activation(task.activation, [&](auto function) {
-#pragma unroll
-    for (int j = 0; j < kCount; ++j) x[j] = function(x[j]);
-  });
-  if (task.product != nullptr) multiply(task, element, count, x);
   if (task.mask != nullptr) {
+    if (task.mask_factor != 1.0f) {
 #pragma unroll
-    for (int j = 0; j < kCount; ++j) x[j] = (keep >> j & 1u) != 0 ? x[j] * task.mask_factor : 0.0f;
+      for (int j = 0; j < kCount; ++j) x[j] = x[j] * task.mask_factor;
+    }
+#pragma unroll
+    for (int j = 0; j < kCount; ++j) x[j] = (keep >> j & 1u) != 0 ? x[j] : 0.0f;
   }
 }
 
@@ -178,11 +144,7 @@ __device__ inline void store_result(const EpilogueTask& task, std::int64_t eleme
   }
 }
 
-// Results that are not numbers, or not far below bf16's limit. Out of line.
-template <int kCount>
-struct Values {
-  float x[kCount];
-};
+// Results that are not finite numbers, or not aligned. Out of line.
 template <int kCount>
 __device__ __noinline__ void store_unusual(const EpilogueTask& task, std::int64_t element,
                                            int count, Values<kCount> values) {
@@ -190,28 +152,56 @@ __device__ __noinline__ void store_unusual(const EpilogueTask& task, std::int64_
   for (int j = 0; j < count; ++j) store_result(task, element + j, values.x[j]);
 }
 
+// A vector of elements of the values, and whether all are finite: then 0 times each adds up to 0,
+// with fewer instructions than comparisons take.
+template <typename T>
+__device__ inline bool rounded(const float (&x)[kVector<T>], uint4& raw) {
+  if constexpr (sizeof(T) == 2) {
+    using Pair = std::conditional_t<std::is_same_v<T, Half>, __half2, __nv_bfloat162>;
+    const std::uint32_t none = 0;
+    const Pair zero = reinterpret_cast<const Pair&>(none);
+    Pair sum = zero, pairs[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if constexpr (std::is_same_v<T, Half>)
+        pairs[i] = __floats2half2_rn(x[2 * i], x[2 * i + 1]);
+      else
+        pairs[i] = __floats2bfloat162_rn(x[2 * i], x[2 * i + 1]);
+      sum = __hfma2(pairs[i], zero, sum);
+    }
+    const auto word = [](const Pair& pair) { return reinterpret_cast<const std::uint32_t&>(pair); };
+    raw = make_uint4(word(pairs[0]), word(pairs[1]), word(pairs[2]), word(pairs[3]));
+    return word(sum) == 0;
+  } else {
+    float sum = 0.0f;
+#pragma unroll
+    for (int j = 0; j < kVector<T>; ++j) sum = __fmaf_rn(x[j], 0.0f, sum);
+    raw = from_floats<T>(x);
+    return sum == 0.0f;
+  }
+}
+
 // The results of a vector of T, which has the size of the result's elements. `count` of them are
 // there.
 template <typename T>
 __device__ inline void store_results(const EpilogueTask& task, std::int64_t element, int count,
                                      const float (&x)[kVector<T>]) {
-  bool ordinary = task.packet.aligned && count >= kVector<T>;
-#pragma unroll
-  for (int j = 0; j < kVector<T>; ++j) ordinary = ordinary && fabsf(x[j]) <= 3e38f;
-  if (!ordinary) {
-    Values<kVector<T>> values;
-#pragma unroll
-    for (int j = 0; j < kVector<T>; ++j) values.x[j] = x[j];
-    store_unusual(task, element, count < kVector<T> ? count : kVector<T>, values);
+  uint4 raw;
+  bool finite;
+  if constexpr (sizeof(T) == 2) {
+    finite =
+        task.result_type == ElementType::kF16 ? rounded<Half>(x, raw) : rounded<BFloat>(x, raw);
+  } else {
+    finite = rounded<T>(x, raw);
+  }
+  if (finite && task.packet.aligned && count >= kVector<T>) {
+    __stcs(reinterpret_cast<uint4*>(static_cast<T*>(task.packet.destination) + element), raw);
     return;
   }
-  uint4 raw;
-  if constexpr (sizeof(T) == 2) {
-    raw = task.result_type == ElementType::kF16 ? from_floats<Half>(x) : from_floats<BFloat>(x);
-  } else {
-    raw = from_floats<T>(x);
-  }
-  __stcs(reinterpret_cast<uint4*>(static_cast<T*>(task.packet.destination) + element), raw);
+  Values<kVector<T>> values;
+#pragma unroll
+  for (int j = 0; j < kVector<T>; ++j) values.x[j] = x[j];
+  store_unusual(task, element, count < kVector<T> ? count : kVector<T>, values);
 }
 
 // A group off the fast path, by a warp. `element` is the number of its first.
@@ -221,7 +211,14 @@ __device__ __noinline__ inline void finish_special(const EpilogueTask& task, std
   decode_special<float>(task.packet, group, count, [&](int i, float value) {
     const std::int64_t at = element + i * stride;
     float x[1] = {value};
-    finish<1>(task, at, 1, task.mask != nullptr ? mask_bits(task, at, 1) : 0u, x);
+    finish<false>(
+        task, at, 1, task.mask != nullptr ? mask_bits(task, at, 1) : 0u,
+        [&](float(&y)[1]) {
+          change_each<TableUse::kRestore>(task.packed_rows, at, y);
+          change_each<TableUse::kScale>(task.rows, at, y);
+          change_each<TableUse::kWeigh>(task.columns, at, y);
+        },
+        x);
     store_result(task, at, x[0]);
   });
 }
