@@ -56,6 +56,8 @@ set_property(SOURCE src/base/dispatch.cpp APPEND PROPERTY
 if(BACKFOLD_HAS_CUDA)
   target_sources(backfold_core PRIVATE
     src/group/cuda/epilogue.cu
+    src/group/cuda/epilogue_flat.cu
+    src/group/cuda/epilogue_strided.cu
     src/group/cuda/flat.cu
     src/group/cuda/flat_scaled.cu
     src/group/cuda/group.cu

@@ -127,6 +127,7 @@ TEST(Epilogue, ReferenceFollowsTheFormula) {
 
 const Stages kEachStage[] = {
     {.packed_rows = Runs{96, 9}},
+    {.packed_rows = Runs{16, 9}},
     {.rows = Runs{1, 33}},
     {.rows = Runs{3, 5}},
     {.rows = Runs{130, 4}},

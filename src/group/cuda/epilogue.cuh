@@ -22,6 +22,7 @@ namespace backfold::cuda {
 struct EpilogueTask {
   GroupTask packet;
   Table packed_rows, rows, columns;
+  Table runs;  // the first of those with Lookup::kHanded
   Activation activation;
   const void* product;
   ElementType product_type;
@@ -33,6 +34,28 @@ struct EpilogueTask {
   bool raises;
   std::uint32_t magic;  // as codes.cuh wants it
 };
+
+// The value of a code that is given times 2^place, as a float. Its step is divided by that exactly:
+// it has 8 bits and is at least 2^-126, and the place is 16 at most.
+__device__ inline float value_of_placed(float code, int place, bool zero_exact,
+                                        const core::Grid& grid) {
+  const float one = static_cast<float>(1 << place), step = grid.step * (1.0f / one);
+  if (!zero_exact) return __fmaf_rn(code, step, grid.base);
+  const float value = fmaxf(__fmaf_rn(code - one, step, grid.base), 0x1p-126f);
+  return code == 0.0f ? 0.0f : value;
+}
+
+// A vector of values, of a packet that may be zero-exact.
+template <int kCount, typename ValueAt>
+__device__ inline void decode(bool zero_exact, ValueAt value_at, float (&x)[kCount]) {
+  if (zero_exact) {
+#pragma unroll
+    for (int j = 0; j < kCount; ++j) x[j] = value_at(j, true);
+  } else {
+#pragma unroll
+    for (int j = 0; j < kCount; ++j) x[j] = value_at(j, false);
+  }
+}
 
 __device__ inline float product_at(const EpilogueTask& task, std::int64_t element) {
   switch (task.product_type) {
@@ -182,10 +205,10 @@ __device__ inline bool rounded(const float (&x)[kVector<T>], uint4& raw) {
 }
 
 // The results of a vector of T, which has the size of the result's elements. `count` of them are
-// there.
+// there; `whole`: all, on 16 bytes.
 template <typename T>
 __device__ inline void store_results(const EpilogueTask& task, std::int64_t element, int count,
-                                     const float (&x)[kVector<T>]) {
+                                     bool whole, const float (&x)[kVector<T>]) {
   uint4 raw;
   bool finite;
   if constexpr (sizeof(T) == 2) {
@@ -194,7 +217,7 @@ __device__ inline void store_results(const EpilogueTask& task, std::int64_t elem
   } else {
     finite = rounded<T>(x, raw);
   }
-  if (finite && task.packet.aligned && count >= kVector<T>) {
+  if (finite && whole) {
     __stcs(reinterpret_cast<uint4*>(static_cast<T*>(task.packet.destination) + element), raw);
     return;
   }
@@ -222,6 +245,9 @@ __device__ __noinline__ inline void finish_special(const EpilogueTask& task, std
     store_result(task, at, x[0]);
   });
 }
+
+Status launch_flat_epilogue(Plan plan, const EpilogueTask& task, cudaStream_t stream);
+Status launch_strided_epilogue(Plan plan, const EpilogueTask& task, cudaStream_t stream);
 
 }  // namespace backfold::cuda
 

@@ -22,11 +22,20 @@ namespace backfold::cuda {
 enum class Lookup {
   kNone,       // there is no such stage
   kHanded,     // flat: the lanes hold them
-  kTwo,        // flat: runs are at least a vector
+  kTwo,        // flat: runs are at least a vector; packed rows are found one by one
   kQuads,      // flat: runs of 1, and entries are whole and aligned float4s
   kPerRow,     // strided: one for all of a row's elements
   kPerColumn,  // strided: the same in every row
   kEach        // one by one
+};
+
+// What kernels are compiled for: which lookups a stage may have.
+enum class Plan {
+  kAny,
+  kNoTables,
+  kRuns,            // flat: runs only, in all stages
+  kRunsAndColumns,  // flat: and quads in the last
+  kStaged           // strided: rows and columns
 };
 
 struct Table {
@@ -47,8 +56,40 @@ __host__ __device__ constexpr int shortest_handed_run(int vector) {
   return (4 * 32 * vector + 29) / 30;
 }
 
-// What is done with a table's entries.
+// What is done with a table's entries: the stages, in their order.
 enum class TableUse { kRestore, kScale, kWeigh };
+
+__host__ __device__ constexpr unsigned bit_of(Lookup lookup) {
+  return 1u << static_cast<int>(lookup);
+}
+__host__ __device__ constexpr unsigned lookups_of(Plan plan, TableUse use) {
+  const unsigned none = bit_of(Lookup::kNone);
+  switch (plan) {
+    case Plan::kNoTables:
+      return none;
+    case Plan::kRunsAndColumns:
+      if (use == TableUse::kWeigh) return bit_of(Lookup::kQuads);
+      [[fallthrough]];
+    case Plan::kRuns:
+      return none | bit_of(Lookup::kHanded);
+    case Plan::kStaged:
+      return none | bit_of(Lookup::kPerRow) | bit_of(Lookup::kPerColumn);
+    default:
+      return ~0u;
+  }
+}
+// Plans for norms: no activation but relu, no product, elements below 2^31.
+__host__ __device__ constexpr bool is_linear(Plan plan) {
+  return plan != Plan::kAny && plan != Plan::kNoTables;
+}
+
+template <Plan kPlan, TableUse kUse>
+__device__ inline bool looks_up(const Table& table, Lookup lookup) {
+  constexpr unsigned kLookups = lookups_of(kPlan, kUse);
+  if ((kLookups & bit_of(lookup)) == 0) return false;
+  return kLookups == bit_of(lookup) || table.lookup == lookup;
+}
+
 template <TableUse kUse>
 __device__ inline Affine prepared(Affine by) {
   return kUse == TableUse::kRestore ? Affine{by.shift, __frcp_rn(by.scale)} : by;
@@ -100,14 +141,15 @@ struct Handed {
   Affine own;      // of the lane's run, counted from the one that the tile begins in
   unsigned place;  // of the tile's first element in its run
 };
-template <TableUse kUse>
-__device__ inline Handed handed_of(const Table& table, std::int64_t tile) {
-  if (table.lookup != Lookup::kHanded) return {};
-  const auto number = static_cast<unsigned>(folded(table, tile));
-  const unsigned run = table.rows.by_run.quotient(number);
-  const unsigned row = table.rows.by_rows.remainder(run + threadIdx.x % 32);
+// `runs` has the runs of the table.
+template <Plan kPlan, TableUse kUse>
+__device__ inline Handed handed_of(const Table& table, const Table& runs, std::int64_t tile) {
+  if (!looks_up<kPlan, kUse>(table, Lookup::kHanded)) return {};
+  const auto number = static_cast<unsigned>(is_linear(kPlan) ? tile : folded(table, tile));
+  const unsigned run = runs.rows.by_run.quotient(number);
+  const unsigned row = runs.rows.by_rows.remainder(run + threadIdx.x % 32);
   return {prepared<kUse>(entry_in(table, row)),
-          number - run * static_cast<unsigned>(table.rows.run)};
+          number - run * static_cast<unsigned>(runs.rows.run)};
 }
 
 // An entry's number, in the table or among the lanes, and how many elements of its run are left.
@@ -115,20 +157,24 @@ struct EntryAt {
   unsigned entry, left;
 };
 
+// Among the lanes, for an element so far from where the tile's first run begins.
+__device__ inline EntryAt entry_at(const Table& runs, unsigned place) {
+  const unsigned run = runs.rows.by_run.quotient(place);
+  return {run, (run + 1) * static_cast<unsigned>(runs.rows.run) - place};
+}
+
 // A stage for neighbours in a flat tile, number `element` the first, `offset` from the tile's
-// first. By whole warps. `at` is where the stage before looked, and then where this one did.
-template <TableUse kUse, int kCount>
+// first. By whole warps. `at` is where the stage before looked, and then where this one did;
+// norms have all their runs in common, and it is theirs.
+template <Plan kPlan, TableUse kUse, int kCount>
 __device__ inline void change_flat(const Table& table, const Handed& handed, std::int64_t element,
-                                   int offset, EntryAt& at, float (&x)[kCount]) {
+                                   unsigned offset, EntryAt& at, float (&x)[kCount]) {
+  if (looks_up<kPlan, kUse>(table, Lookup::kNone)) return;
   const RowTask& rows = table.rows;
   const auto run_length = static_cast<unsigned>(rows.run),
              entries = static_cast<unsigned>(rows.rows);
-  if (table.lookup == Lookup::kHanded) {
-    if (!table.as_before) {
-      const unsigned place = handed.place + static_cast<unsigned>(offset);
-      const unsigned run = rows.by_run.quotient(place);
-      at = {run, (run + 1) * run_length - place};
-    }
+  if (looks_up<kPlan, kUse>(table, Lookup::kHanded)) {
+    if (!is_linear(kPlan) && !table.as_before) at = entry_at(table, handed.place + offset);
     const auto from_lane = [&](unsigned lane) -> Affine {
       return {__shfl_sync(kFullWarp, handed.own.shift, static_cast<int>(lane)),
               __shfl_sync(kFullWarp, handed.own.scale, static_cast<int>(lane))};
@@ -142,9 +188,10 @@ __device__ inline void change_flat(const Table& table, const Handed& handed, std
 #pragma unroll
       for (int j = 0; j < kCount; ++j) x[j] = changed<kUse>(x[j], j < at.left ? own : next);
     }
-  } else if (table.lookup == Lookup::kQuads) {
+  } else if (looks_up<kPlan, kUse>(table, Lookup::kQuads)) {
     if (!table.as_before)
-      at.entry = rows.by_rows.remainder(static_cast<unsigned>(folded(table, element)));
+      at.entry = rows.by_rows.remainder(
+          static_cast<unsigned>(is_linear(kPlan) ? element : folded(table, element)));
     unsigned entry = at.entry;
 #pragma unroll
     for (int quad = 0; quad < kCount; quad += 4) {
@@ -157,7 +204,7 @@ __device__ inline void change_flat(const Table& table, const Handed& handed, std
       x[quad + 3] = changed<kUse>(x[quad + 3], prepared<kUse>({shift.w, scale.w}));
       entry = entry + 4 == entries ? 0 : entry + 4;
     }
-  } else if (kUse != TableUse::kRestore && table.lookup == Lookup::kTwo) {
+  } else if (kUse != TableUse::kRestore && looks_up<kPlan, kUse>(table, Lookup::kTwo)) {
     if (!table.as_before) {
       const auto number = static_cast<unsigned>(folded(table, element));
       const unsigned run = rows.by_run.quotient(number);
@@ -167,7 +214,7 @@ __device__ inline void change_flat(const Table& table, const Handed& handed, std
     const Affine next = prepared<kUse>(entry_in(table, at.entry + 1 == entries ? 0 : at.entry + 1));
 #pragma unroll
     for (int j = 0; j < kCount; ++j) x[j] = changed<kUse>(x[j], j < at.left ? own : next);
-  } else {
+  } else if constexpr (kPlan == Plan::kAny) {
     change_each<kUse>(table, element, x);
   }
 }
@@ -177,12 +224,12 @@ __device__ inline void change_flat(const Table& table, const Handed& handed, std
 struct StagedEntries {
   alignas(16) Affine by[128];
 
-  template <TableUse kUse>
+  template <Plan kPlan, TableUse kUse>
   __device__ void fill(const Table& table, std::int64_t element, std::int64_t row_elements) {
     if (threadIdx.x >= 128) return;
-    if (table.lookup == Lookup::kPerRow)
+    if (looks_up<kPlan, kUse>(table, Lookup::kPerRow))
       element += threadIdx.x * row_elements;
-    else if (table.lookup == Lookup::kPerColumn)
+    else if (looks_up<kPlan, kUse>(table, Lookup::kPerColumn))
       element += threadIdx.x;
     else
       return;
@@ -191,22 +238,23 @@ struct StagedEntries {
 };
 
 // A stage for neighbours in a strided tile, number `element` the first.
-template <TableUse kUse, int kCount>
+template <Plan kPlan, TableUse kUse, int kCount>
 __device__ inline void change_strided(const Table& table, const StagedEntries& staged,
                                       std::int64_t element, int row, int column,
                                       float (&x)[kCount]) {
-  if (table.lookup == Lookup::kPerRow) {
+  if (looks_up<kPlan, kUse>(table, Lookup::kNone)) return;
+  if (looks_up<kPlan, kUse>(table, Lookup::kPerRow)) {
     const Affine by = staged.by[row];
 #pragma unroll
     for (int j = 0; j < kCount; ++j) x[j] = changed<kUse>(x[j], by);
-  } else if (table.lookup == Lookup::kPerColumn) {
+  } else if (looks_up<kPlan, kUse>(table, Lookup::kPerColumn)) {
 #pragma unroll
     for (int j = 0; j < kCount; j += 2) {
       const float4 two = *reinterpret_cast<const float4*>(&staged.by[column + j]);
       x[j] = changed<kUse>(x[j], {two.x, two.y});
       x[j + 1] = changed<kUse>(x[j + 1], {two.z, two.w});
     }
-  } else {
+  } else if constexpr (kPlan == Plan::kAny) {
     change_each<kUse>(table, element, x);
   }
 }
