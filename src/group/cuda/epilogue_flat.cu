@@ -12,7 +12,7 @@ namespace backfold::cuda {
 namespace {
 
 // Thread blocks that must fit on a multiprocessor.
-inline constexpr int kFinishFlatBlocks = 4;
+inline constexpr int kFinishFlatBlocks = 5;
 
 template <typename T>
 __device__ __noinline__ void finish_special_groups(const EpilogueTask& task, unsigned special) {
