@@ -92,6 +92,7 @@ add_library(backfold_torch SHARED
   src/torch/plan/sample_plan.cpp
   src/torch/probe/blocks.cpp
   src/torch/probe/closed_form.cpp
+  src/torch/probe/comeback.cpp
   src/torch/probe/effect.cpp
   src/torch/probe/gains.cpp
   src/torch/probe/measurements.cpp
@@ -120,6 +121,7 @@ add_library(backfold_torch SHARED
   src/torch/store/record.cpp
   src/torch/store/saved.cpp
   src/torch/store/shared_packet.cpp
+  src/torch/store/sources.cpp
   src/torch/store/store.cpp
   src/torch/store/treatment.cpp
   src/torch/store/width.cpp)

@@ -134,35 +134,6 @@ void Probe::add_relative_errors(const at::Tensor& tensor, Site& site,
   measurements_.add(all);
 }
 
-Comeback Probe::comeback_of(const at::Tensor& tensor, Site& site,
-                            const std::shared_ptr<ProbedCall>& call, Store& store) {
-  Comeback comeback{without_history(tensor), nullptr, {}};
-  if (site.packs_copied) {
-    const at::Tensor source = store.copied_by(tensor);
-    if (source.defined()) {
-      auto leaf = std::make_shared<Leaf>(Leaf{site, source, call, store.refer_to(source)});
-      leaves_[leaf->reference.get()] = leaf;
-      comeback.derived = store.derivation_of(tensor, site);
-      comeback.leaves.push_back(std::move(leaf));
-      if (comeback.derived) return comeback;
-      comeback.leaves.clear();
-    }
-  }
-  if (site.derived) comeback.derived = store.derivation_of(tensor, site);
-  if (comeback.derived) {
-    std::vector<const Hold*> references;
-    comeback.derived->references(references);
-    for (const Hold* reference : references)
-      if (const auto leaf = leaves_[reference].lock()) comeback.leaves.push_back(leaf);
-    if (!comeback.leaves.empty()) return comeback;
-    comeback.derived = nullptr;
-  }
-  auto leaf = std::make_shared<Leaf>(Leaf{site, comeback.tensor, call, store.refer_to(tensor)});
-  leaves_[leaf->reference.get()] = leaf;
-  comeback.leaves.push_back(std::move(leaf));
-  return comeback;
-}
-
 Saved Probe::save(const at::Tensor& tensor, Site& site, const Demand& demand, RunningCall& call,
                   SitesAlive sites, Store& store) {
   const at::AutoGradMode no_grad(false);
@@ -205,19 +176,6 @@ Saved Probe::save(const at::Tensor& tensor, Site& site, const Demand& demand, Ru
                                      site.derived ? nullptr : store.refer_to(tensor));
   }
   return Saved(tensor, site, std::move(sites), {}, std::move(kept), nullptr);
-}
-
-at::Tensor Probe::folded(const Leaf& leaf, int bits, const Key& key) {
-  return round_trip(leaf.tensor, format_of(leaf.site, leaf.tensor, bits), key, leaf.call->by);
-}
-
-at::Tensor Probe::folded_only(const Comeback& comeback) {
-  return comeback.with([&](const Leaf& leaf) {
-    // All readers of a packet see the same numbers: the key is the packet's, not the reader's.
-    const Site& root = root_of(leaf.site);
-    return &root == only_ ? folded(leaf, only_bits_, {seed_ + only_draw_, root.hash})
-                          : at::Tensor();
-  });
 }
 
 void Probe::fold_only(const Site* root, int bits, std::uint64_t draw) {

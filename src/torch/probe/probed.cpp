@@ -5,54 +5,12 @@
 #include <ATen/Functions.h>
 
 #include <algorithm>
-#include <map>
 
 #include "torch/probe/closed_form.h"
 #include "torch/probe/probe.h"
 #include "torch/store/geometry.h"
 
 namespace backfold::torch_layer {
-
-at::Tensor Leaf::view_of(const at::Tensor& folded, const View& view) const {
-  const View own = view_in_span(tensor, 0);
-  if (own.offset == view.offset && own.sizes == view.sizes && own.strides == view.strides)
-    return folded;
-  if (!tensor.is_non_overlapping_and_dense() || folded.strides() != tensor.strides()) return {};
-  View inside = view;
-  inside.offset += folded.storage_offset() - tensor.storage_offset();
-  std::int64_t last = inside.offset;
-  for (std::size_t i = 0; i < view.sizes.size(); ++i) last += (view.sizes[i] - 1) * view.strides[i];
-  if (inside.offset < folded.storage_offset() || last >= folded.storage_offset() + folded.numel())
-    return {};
-  return tensor_at(folded.storage(), inside, tensor.scalar_type());
-}
-
-at::Tensor Comeback::with(const Fold& fold) const {
-  if (!derived) {
-    const at::Tensor folded = fold(*leaves[0]);
-    return folded.defined() ? folded : tensor;
-  }
-  std::map<const Leaf*, at::Tensor> folded;  // each leaf once, however often it is used
-  const auto other = [&](const Hold& hold, const View& view) -> at::Tensor {
-    for (const auto& leaf : leaves) {
-      if (leaf->reference.get() != &hold) continue;
-      const auto [at, first] = folded.try_emplace(leaf.get());
-      if (first) at->second = fold(*leaf);
-      return at->second.defined() ? leaf->view_of(at->second, view) : at::Tensor();
-    }
-    return {};
-  };
-  const auto made = derived->with(other);
-  return made ? tensor_at(made->storage(), view_in_span(tensor, 0), tensor.scalar_type()) : tensor;
-}
-
-std::vector<const Site*> Comeback::roots() const {
-  std::vector<const Site*> roots;
-  for (const auto& leaf : leaves)
-    if (std::find(roots.begin(), roots.end(), &root_of(leaf->site)) == roots.end())
-      roots.push_back(&root_of(leaf->site));
-  return roots;
-}
 
 at::Tensor Probed::read() {
   if (again_) return folded_.defined() ? folded_ : comeback_.tensor;

@@ -18,6 +18,7 @@
 
 #include "torch/capture/calls.h"
 #include "torch/capture/site.h"
+#include "torch/probe/comeback.h"
 #include "torch/probe/outside.h"
 #include "torch/reads/norms.h"
 #include "torch/store/saved.h"
@@ -26,31 +27,6 @@ namespace backfold::torch_layer {
 
 class Probe;
 class Probed;
-struct ProbedCall;
-
-// A tensor that a packet would hold: what a probe rounds.
-struct Leaf {
-  Site& site;
-  at::Tensor tensor;
-  std::shared_ptr<ProbedCall> call;
-  std::shared_ptr<Hold> reference;  // that stands for it in derivations
-
-  // A view of its storage, in a rounded copy of it; undefined where the copy does not hold it.
-  at::Tensor view_of(const at::Tensor& folded, const View& view) const;
-};
-
-// How a saved tensor would come back: from a packet of its own, or made again from those of others.
-struct Comeback {
-  at::Tensor tensor;
-  std::shared_ptr<Derived> derived;           // null for a packet of its own
-  std::vector<std::shared_ptr<Leaf>> leaves;  // one, for a packet of its own
-
-  // The tensor, with leaves replaced by what `fold` gives for them, where it gives any.
-  using Fold = std::function<at::Tensor(const Leaf& leaf)>;
-  at::Tensor with(const Fold& fold) const;
-  // The roots of the leaves, each once.
-  std::vector<const Site*> roots() const;
-};
 
 // An input of a call, identified by the edge that its gradient leaves through.
 struct ProbedInput {

@@ -1,11 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Which tensors are made again, and from what.
-//
-// A chain of recipes leads from a tensor to what is kept: packets and references of earlier saves,
-// parameters, and memory that is still alive and smaller. It is bounded in operators, bytes moved
-// and large sources; making a tensor again may still cost several times what decoding a packet of
-// its own would.
+// Which tensors are made again: what their readers need, and how that is booked. sources.cpp finds
+// what they are made from.
 
 #include <algorithm>
 
@@ -14,58 +10,6 @@
 
 namespace backfold::torch_layer {
 namespace {
-
-// GPT-2's GELU, written out by hand under autocast, takes ten.
-constexpr std::size_t kMostOperations = 12;
-constexpr std::int64_t kMostBytesMoved = 64;  // times the bytes of the tensor
-// Large ones. A product has two; each residual connection that a chain runs through adds one.
-constexpr int kMostSources = 2;
-
-Span span_of(const View& view) {
-  std::int64_t last = 0;
-  for (std::size_t i = 0; i < view.sizes.size(); ++i) {
-    if (view.sizes[i] == 0) return {view.offset, 0};
-    last += (view.sizes[i] - 1) * view.strides[i];
-  }
-  return {view.offset, last + 1};
-}
-
-bool same(const View& a, const View& b) {
-  return a.offset == b.offset && a.sizes == b.sizes && a.strides == b.strides;
-}
-
-std::int64_t bytes_of(const View& view, at::ScalarType type) {
-  return c10::multiply_integers(view.sizes) * static_cast<std::int64_t>(c10::elementSize(type));
-}
-
-// Without the dimensions that repeat memory.
-View without_repeats(View view) {
-  for (std::size_t i = 0; i < view.sizes.size(); ++i)
-    if (view.strides[i] == 0) view.sizes[i] = 1;
-  return view;
-}
-
-// Whether rounding lent no row of a norm the noise of another.
-bool keeps_rows(const SharedPacket& packet, const std::optional<NormRows>& rows) {
-  if (!rows) return true;
-  const auto* group = std::get_if<GroupFormat>(&packet.format());
-  if (!group) return false;
-  if (!mixes(*group, *rows)) return true;
-  const NormRows* known = packet.rows();
-  return known && known->run == rows->run && known->count == rows->count;
-}
-
-// Where a view of a storage lies in a packet of it; none where the packet does not hold all of it.
-std::optional<View> view_in_packet(const SharedPacket& packet, const View& view) {
-  if (packet.is_copy()) {
-    if (!same(view, *packet.original())) return std::nullopt;
-    return packet.packed_view();
-  }
-  if (!packet.span().contains(span_of(view))) return std::nullopt;
-  View inside = view;
-  inside.offset -= packet.span().begin;
-  return inside;
-}
 
 void note_recipe(Ledger& ledger, const Effort& effort) {
   ledger.recipe = effort.operators;
@@ -92,137 +36,6 @@ void note_roots(Site& site, const std::vector<Site*>& roots) {
 }
 
 }  // namespace
-
-std::optional<Source> Store::own_bits(const Value& value) {
-  for (const Tracked::Packed& known : value.home->packets) {
-    const auto packet = known.packet.lock();
-    if (!packet || known.write != value.write) continue;
-    const auto* predicate = std::get_if<PredicateFormat>(&packet->format());
-    const auto* group = std::get_if<GroupFormat>(&packet->format());
-    const bool signs =
-        (predicate && predicate->type != ElementType::kBool) || (group && group->zero_exact);
-    if (!signs) continue;
-    if (auto view = view_in_packet(*packet, value.view))
-      return Source{packet, std::move(*view), value.type, {}, 0};
-  }
-  return std::nullopt;
-}
-
-std::optional<Source> Store::kept_source(const Value::Input& input, const Need& need,
-                                         Effort& effort) {
-  Tracked& home = *input.value->home;
-  const std::int64_t bytes = bytes_of(input.view, input.type);
-  if (input.value->is_current()) {
-    if (const auto hold = home.hold.lock(); hold && hold->version() == input.value->version) {
-      effort.leaves.try_emplace(hold.get(), Effort::Leaf{bytes, false, home.site});
-      return Source{hold, input.view, input.type, input.counter, input.position};
-    }
-  }
-  for (const Tracked::Packed& known : home.packets) {
-    const auto packet = known.packet.lock();
-    if (!packet || known.write != input.value->write || packet->type() != input.type) continue;
-    auto view = view_in_packet(*packet, input.view);
-    if (!view) continue;
-    if (const auto* predicate = std::get_if<PredicateFormat>(&packet->format());
-        predicate && predicate->type != ElementType::kBool)
-      continue;  // made for its own reader
-    if (!is_lossless(packet->format())) {
-      const auto* group = std::get_if<GroupFormat>(&packet->format());
-      if (need.exact || !packet->is_planned() || !keeps_rows(*packet, need.rows)) continue;
-      if (group && group->bits < need.bits) {
-        // More bits for all of a source are worth it for a reader of its size.
-        if (options_.adaptive && 2 * need.bytes >= bytes)
-          packet->site().served_floor = std::max(packet->site().served_floor, need.bits);
-        continue;
-      }
-      effort.rounded = true;
-      effort.bits = std::min(effort.bits, code_bits(packet->format()));
-    }
-    const std::int64_t size =
-        is_lossless(packet->format()) ? packed_bytes(packet->format()) : bytes;
-    effort.leaves.try_emplace(packet.get(), Effort::Leaf{size, false, &packet->site()});
-    return Source{packet, std::move(*view), input.type, {}, input.position};
-  }
-  return std::nullopt;
-}
-
-// Memory that is alive and would go: kept instead of the tensor, where it is the smaller.
-std::optional<Source> Store::source_instead(const Value::Input& input, const Need& need,
-                                            Effort& effort) {
-  const Value& value = *input.value;
-  if (!value.is_current() || input.counter.moved()) return std::nullopt;
-  Tracked& home = *value.home;
-  auto alive = home.storage.lock();
-  if (!alive) return std::nullopt;
-  // A buffer, or whatever is outside of the graph, is the program's to change, through .data or
-  // NumPy as well, where no count tells. So it is copied, if it is small.
-  if (value.buffer || !value.in_graph) {
-    const std::int64_t bytes = bytes_of(without_repeats(input.view), input.type);
-    if (bytes > std::min(need.instead, need.bytes / 16)) return std::nullopt;
-    const at::Tensor given = tensor_at(c10::Storage(std::move(alive)), input.view, input.type);
-    const at::Tensor copy = without_gaps(given);
-    const auto hold = std::make_shared<Hold>(copy.storage(), 0, nullptr);
-    hold->pin();
-    effort.leaves.try_emplace(hold.get(), Effort::Leaf{bytes, true, home.site});
-    return Source{hold, view_in_copy(given, copy), input.type, {}, input.position};
-  }
-  const auto bytes = static_cast<std::int64_t>(alive->nbytes());
-  if (!value.parameter && bytes > need.instead) return std::nullopt;
-  auto hold = std::make_shared<Hold>(c10::Storage(std::move(alive)), value.version, nullptr);
-  hold->pin();
-  if (!value.parameter) {
-    home.hold = hold;
-    effort.leaves.try_emplace(hold.get(), Effort::Leaf{bytes, true, home.site});
-  }
-  return Source{std::move(hold), input.view, input.type, input.counter, input.position};
-}
-
-std::optional<Source> Store::source_of(const Value::Input& input, const Need& need,
-                                       Effort& effort) {
-  if (auto kept = kept_source(input, need, effort)) return kept;
-  Value& value = *input.value;
-  if (value.op && value.type == input.type) {
-    const bool known = !value.derived.expired();
-    Need of_value = need;
-    of_value.exact |= need.rows.has_value();
-    of_value.rows.reset();
-    if (auto made = derived(value, of_value)) {
-      Effort below = made->effort();
-      for (auto& [kept, leaf] : below.leaves) leaf.instead &= !known;
-      effort.add(below);
-      return Source{std::move(made), input.view, input.type, {}, input.position};
-    }
-  }
-  return source_instead(input, need, effort);
-}
-
-// One for each input of the value; none at all where one is missing.
-std::vector<Source> Store::sources_of(const Value& value, const Need& need, Effort& effort) {
-  const Operator& op = *value.op;
-  const auto arguments = static_cast<int>(value.arguments.size());
-  std::vector<Source> sources;
-  effort.operators.push_back(&op);
-  for (const Value::Input& input : value.inputs) {
-    Need of_input = need;
-    of_input.exact |= input.position >= arguments ||
-                      std::find(op.exact.begin(), op.exact.end(), input.position) != op.exact.end();
-    if (op.recipe->on_rounded == Recipe::OnRounded::kStatistics && input.position == op.norm_slot)
-      if (const auto call = norm_call(*op.norm, Call(*op.schema, value.arguments)))
-        of_input.rows = rows_of(*call, input.view.sizes, input.view.strides);
-    auto source = source_of(input, of_input, effort);
-    if (!source) return {};
-    sources.push_back(std::move(*source));
-    effort.bytes_moved += bytes_of(input.view, input.type);
-  }
-  const std::int64_t bytes = bytes_of(value.view, value.type);
-  effort.bytes_moved += bytes;
-  const auto large = std::count_if(effort.leaves.begin(), effort.leaves.end(),
-                                   [&](const auto& one) { return 4 * one.second.bytes > bytes; });
-  const bool affordable = effort.operators.size() <= kMostOperations && large <= kMostSources &&
-                          effort.bytes_moved <= kMostBytesMoved * bytes &&
-                          effort.instead() <= need.instead;
-  return affordable ? std::move(sources) : std::vector<Source>();
-}
 
 std::shared_ptr<Derived> Store::derived(Value& value, const Need& need) {
   if (auto known = value.derived.lock()) {

@@ -74,12 +74,8 @@ void place(std::vector<c10::IValue>& arguments, c10::ArrayRef<Source> sources,
 
 // Whether a storage still has the memory that is read: its owner may free it, as FSDP does.
 bool holds(Hold& hold, const Source& source) {
-  std::int64_t last = source.view.offset;
-  for (std::size_t i = 0; i < source.view.sizes.size(); ++i) {
-    if (source.view.sizes[i] == 0) return true;
-    last += (source.view.sizes[i] - 1) * source.view.strides[i];
-  }
-  return static_cast<std::size_t>(last + 1) * c10::elementSize(source.type) <=
+  const Span span = span_of(source.view);
+  return static_cast<std::size_t>(span.begin + span.count) * c10::elementSize(source.type) <=
          hold.storage().nbytes();
 }
 

@@ -17,6 +17,25 @@ std::int64_t distinct_elements(const at::Tensor& tensor) {
 
 }  // namespace
 
+Span span_of(const View& view) {
+  std::int64_t last = 0;
+  for (std::size_t i = 0; i < view.sizes.size(); ++i) {
+    if (view.sizes[i] == 0) return {view.offset, 0};
+    last += (view.sizes[i] - 1) * view.strides[i];
+  }
+  return {view.offset, last + 1};
+}
+
+std::int64_t bytes_of(const View& view, at::ScalarType type) {
+  return c10::multiply_integers(view.sizes) * static_cast<std::int64_t>(c10::elementSize(type));
+}
+
+View without_repeats(View view) {
+  for (std::size_t i = 0; i < view.sizes.size(); ++i)
+    if (view.strides[i] == 0) view.sizes[i] = 1;
+  return view;
+}
+
 Span span_of(const at::Tensor& tensor) {
   if (tensor.numel() == 0) return {tensor.storage_offset(), 0};
   if (tensor.is_non_overlapping_and_dense()) return {tensor.storage_offset(), tensor.numel()};

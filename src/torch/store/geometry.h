@@ -28,7 +28,20 @@ struct Span {
 struct View {
   c10::SmallVector<std::int64_t, 5> sizes, strides;
   std::int64_t offset = 0;  // elements before the first
+
+  bool operator==(const View& other) const {
+    return offset == other.offset && sizes == other.sizes && strides == other.strides;
+  }
 };
+
+// The least span that holds every element of a view.
+Span span_of(const View& view);
+
+// Bytes of the elements of a view, counting repeated ones each time.
+std::int64_t bytes_of(const View& view, at::ScalarType type);
+
+// A view without the dimensions that repeat memory.
+View without_repeats(View view);
 
 // The least span that holds every element of a strided tensor.
 Span span_of(const at::Tensor& tensor);

@@ -26,10 +26,6 @@ Kind kind_of(const Codec& codec) {
   return std::visit(Names{}, codec);
 }
 
-bool same(const View& a, const View& b) {
-  return a.offset == b.offset && a.sizes == b.sizes && a.strides == b.strides;
-}
-
 }  // namespace
 
 void describe(Ledger& ledger, Kind kind, int bits, const char* reason, std::int64_t held,
@@ -99,7 +95,7 @@ Saved Store::hold_part(Saving& saving, Tracked& tracked, const char* reason) {
   ledger.unique_bytes += saving.first ? static_cast<std::int64_t>(tensor.storage().nbytes()) : 0;
   for (const Tracked::Part& part : tracked.parts) {
     const auto copy = part.copy.lock();
-    if (!copy || copy->version() != version || !same(part.original, original)) continue;
+    if (!copy || copy->version() != version || !(part.original == original)) continue;
     ledger.duplicate_bytes += saving.bytes;
     describe(ledger, Kind::kShared, 0, "held by an earlier save", 0);
     return saved(saving, part.view, copy, false);
@@ -131,7 +127,7 @@ std::optional<Saved> Store::share(Saving& saving, Tracked& tracked) {
       continue;
     View view = view_in_span(tensor, packet->span().begin);
     if (packet->is_copy()) {
-      if (!same(view_in_span(tensor, 0), *packet->original())) continue;
+      if (!(view_in_span(tensor, 0) == *packet->original())) continue;
     } else if (!packet->span().contains(span) || packet->span().count > 4 * span.count) {
       continue;
     }
