@@ -20,8 +20,8 @@ PYTHON = $(CURDIR)/.venv$(OF_TORCH)/bin/python
 PYTHON_BUILD = build/python$(OF_TORCH)
 ASAN_BUILD = build/asan-torch$(OF_TORCH)
 # Enough to reach every part of the torch layer without long training.
-ASAN_TESTS = $(patsubst %,tests/python/test_%.py,codecs controller probe recording replay sites traps \
-  traps_context traps_tensors)
+ASAN_TESTS = $(patsubst %,tests/python/test_%.py,codecs controller derive_copies derive_layers derive_lifetimes \
+  derive_traps derive_writes probe recording replay sites traps traps_context traps_tensors)
 
 CMAKE_BUILD = cmake --build --parallel $(JOBS) --preset
 CTEST = ctest --parallel $(JOBS) --preset
