@@ -107,3 +107,24 @@ def test_a_source_that_changes(device, inside, bits):
         assert "modified in place before backward" in str(error)
         return
     assert distance(found, expected) <= (0 if bits is None else 0.1)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_a_norm_of_a_copy_has_a_packet_that_keeps_its_rows(device, bits):
+    """A product packs the source first, in groups that mix rows of different size."""
+    torch.manual_seed(0)
+    h = torch.randn(64, 64, device=device)
+    h[::2] *= 1e-3
+    h.requires_grad_()
+    w, v = (torch.randn(64, 64, device=device).requires_grad_() for _ in range(2))
+
+    def loss():
+        x = (h * 1.5 @ torch.eye(64, device=device)).bfloat16()
+        wide = x.float()
+        product = (wide @ w).square().mean()
+        normal = wide * (wide.pow(2).mean(-1, keepdim=True) + 1e-12).rsqrt()
+        return product + (normal @ v).square().mean() + 0 * x.sum()
+
+    expected = gradients(loss, [h, w, v])
+    fold = backfold.Controller(bits=bits, min_bytes=0, adaptive=False)
+    assert distance(gradients(loss, [h, w, v], fold), expected) < (0.5 if bits == 4 else 0.04)

@@ -40,7 +40,8 @@ void note_roots(Site& site, const std::vector<Site*>& roots) {
 std::shared_ptr<Derived> Store::derived(Value& value, const Need& need) {
   if (auto known = value.derived.lock()) {
     const Effort& effort = known->effort();
-    if (!effort.rounded || (!need.exact && effort.bits >= need.bits)) return known;
+    const bool serves = !need.exact && !need.rows && effort.bits >= need.bits;
+    if (!effort.rounded || serves) return known;
   }
   Effort effort;
   std::vector<Source> sources = sources_of(value, need, effort);
@@ -123,10 +124,15 @@ std::optional<Saved> Store::pack_copied(Saving& saving, Tracked& tracked) {
   of_source.first = saving.first;
   Tracked& home = *tracked.value->inputs[0].value->home;
   const Saved packed = pack(of_source, home, treatment);
-  // It was made for this reader, norms included.
-  const auto made = derived(
-      *tracked.value,
-      {.exact = false, .bits = 0, .bytes = saving.bytes, .instead = 0, .reader = saving.site});
+  // Not from a packet that another reader left: it may have fewer bits, or mix the rows of a norm.
+  Need need{.exact = false,
+            .bits = saving.width.choice->bits,
+            .bytes = saving.bytes,
+            .instead = 0,
+            .reader = saving.site};
+  if (const auto& norm = saving.demand.norm; norm && !norm->norm->until_planned)
+    need.rows = rows_of(*norm, source);
+  const auto made = derived(*tracked.value, need);
   TORCH_CHECK(made, "backfold: ", saving.site.op->name, " could not be derived from its packet");
   made->save(saving.tensor.storage());
   saving.site.packs_copied = true;

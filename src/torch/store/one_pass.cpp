@@ -84,6 +84,7 @@ bool Derived::add_norm(OnePass& pass) const {
   const NormRows rows = rows_of(*call, making_.view.sizes, making_.view.strides);
   const Norm::Rows kind = call->norm->rows;
   if (kind != Norm::Rows::kChannels && !is_contiguous(making_.view)) return false;
+  if (!follow(making_.sources[0], pass)) return false;
   const auto& sizes = making_.view.sizes;
   std::vector<c10::IValue> results(4);
   const auto count = static_cast<int>(making_.arguments.size());
@@ -103,7 +104,7 @@ bool Derived::add_norm(OnePass& pass) const {
   if (kind == Norm::Rows::kChannels) pass.finish.run = rows.run;
   if (kind == Norm::Rows::kGroups)
     pass.finish.run = c10::multiply_integers(sizes.begin() + 2, sizes.end());
-  return follow(making_.sources[0], pass);
+  return true;
 }
 
 bool Derived::add_to(OnePass& pass) const {

@@ -21,16 +21,6 @@ constexpr std::int64_t kMostBytesMoved = 64;  // times the bytes of the tensor
 // Large ones. A product has two; each residual connection that a chain runs through adds one.
 constexpr int kMostSources = 2;
 
-// Whether rounding lent no row of a norm the noise of another.
-bool keeps_rows(const SharedPacket& packet, const std::optional<NormRows>& rows) {
-  if (!rows) return true;
-  const auto* group = std::get_if<GroupFormat>(&packet.format());
-  if (!group) return false;
-  if (!mixes(*group, *rows)) return true;
-  const NormRows* known = packet.rows();
-  return known && known->run == rows->run && known->count == rows->count;
-}
-
 // Where a view of a storage lies in a packet of it; none where the packet does not hold all of it.
 std::optional<View> view_in_packet(const SharedPacket& packet, const View& view) {
   if (packet.is_copy()) {
@@ -80,7 +70,8 @@ std::optional<Source> Store::kept_source(const Value::Input& input, const Need& 
       continue;  // made for its own reader
     if (!is_lossless(packet->format())) {
       const auto* group = std::get_if<GroupFormat>(&packet->format());
-      if (need.exact || !packet->is_planned() || !keeps_rows(*packet, need.rows)) continue;
+      if (need.exact || !packet->is_planned() || (need.rows && !keeps_rows(*packet, *need.rows)))
+        continue;
       if (group && group->bits < need.bits) {
         // More bits for all of a source are worth it for a reader of its size.
         if (options_.adaptive && 2 * need.bytes >= bytes)

@@ -98,6 +98,14 @@ bool serves(const SharedPacket& packet, const Site& site, const Demand& demand, 
          known->if_true == wanted.if_true && known->if_false == wanted.if_false;
 }
 
+bool keeps_rows(const SharedPacket& packet, const NormRows& rows) {
+  const auto* group = std::get_if<GroupFormat>(&packet.format());
+  if (!group) return false;
+  if (!mixes(*group, rows)) return true;
+  const NormRows* known = packet.rows();
+  return known && known->run == rows.run && known->count == rows.count;
+}
+
 bool serves_norm(const SharedPacket& packet, const Demand& demand, const at::Tensor& tensor) {
   const auto* group = std::get_if<GroupFormat>(&packet.format());
   if (!demand.norm || !group || demand.norm->norm->until_planned) return true;
@@ -107,9 +115,7 @@ bool serves_norm(const SharedPacket& packet, const Demand& demand, const at::Ten
   if (!rows || packet.is_copy() || packet.span().begin != span.begin ||
       packet.span().count != span.count)
     return false;
-  if (!mixes(*group, *rows)) return true;
-  const NormRows* known = packet.rows();
-  return known && known->run == rows->run && known->count == rows->count;
+  return keeps_rows(packet, *rows);
 }
 
 std::optional<NormRows> rows_to_normalise(Format& format, const Demand& demand,

@@ -33,6 +33,9 @@ std::int64_t saved_bytes(const at::Tensor& tensor);
 // packet of a codec that the user named answers only those that the same rule is for.
 bool serves(const SharedPacket& packet, const Site& site, const Demand& demand, int bits);
 
+// Whether rounding lent no row the noise of another.
+bool keeps_rows(const SharedPacket& packet, const NormRows& rows);
+
 // Whether it answers a norm without lending rows each other's noise.
 bool serves_norm(const SharedPacket& packet, const Demand& demand, const at::Tensor& tensor);
 
