@@ -108,8 +108,6 @@ class Derived {
   void forget_original();
 
   const Effort& effort() const { return effort_; }
-  const Operator& op() const { return *making_.op; }
-  at::ScalarType type() const { return making_.type; }
   at::Device device() const { return making_.device; }
   // The sites whose packets it is made from, each once.
   std::vector<Site*> roots() const;
@@ -118,8 +116,7 @@ class Derived {
   // A chain of recipes as one kernel does it: what is done to the values of which packet.
   struct OnePass {
     Finish finish;
-    at::ScalarType type = at::kFloat;  // of the result
-    int stage = 7;                     // of the next recipe: below those above it
+    int stage = 7;  // of the next recipe: below those above it
     std::shared_ptr<SharedPacket> packet;
   };
 

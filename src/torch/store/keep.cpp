@@ -125,12 +125,8 @@ std::optional<Saved> Store::share(Saving& saving, Tracked& tracked) {
         packet->type() != tensor.scalar_type() ||
         packet->stream() != current_stream(tensor.device()) || packet->rule() != saving.rule)
       continue;
-    View view = view_in_span(tensor, packet->span().begin);
-    if (packet->is_copy()) {
-      if (!(view_in_span(tensor, 0) == *packet->original())) continue;
-    } else if (!packet->span().contains(span) || packet->span().count > 4 * span.count) {
-      continue;
-    }
+    auto view = packet->view_of(view_in_span(tensor, 0));
+    if (!view || (!packet->is_copy() && packet->span().count > 4 * span.count)) continue;
     if (!serves(*packet, saving.site, saving.demand, bits) ||
         !serves_norm(*packet, saving.demand, tensor)) {
       if (options_.adaptive && Policy::is_planned(saving.rule))
@@ -142,12 +138,11 @@ std::optional<Saved> Store::share(Saving& saving, Tracked& tracked) {
       saving.site.root = &packet->site();
       saving.site.floor = std::max(saving.site.floor, saving.demand.bits);
     }
-    if (packet->is_copy()) view = packet->packed_view();
     Ledger& ledger = book(saving);
     ledger.duplicate_bytes += saving.bytes;
     describe(ledger, Kind::kShared, bits, "served by the packet of an earlier save", 0);
     const auto* predicate = std::get_if<PredicateFormat>(&packet->format());
-    return saved(saving, std::move(view), packet,
+    return saved(saving, std::move(*view), packet,
                  predicate && predicate->type != ElementType::kBool);
   }
   return std::nullopt;

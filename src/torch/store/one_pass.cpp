@@ -6,8 +6,6 @@
 // this order, each at most once, all in the memory order of the packet below. Everything else is
 // left to torch's operators.
 
-#include <ATen/core/List.h>
-
 #include "torch/capture/undisturbed.h"
 #include "torch/reads/norms.h"
 #include "torch/reads/recipes.h"
@@ -167,9 +165,9 @@ bool Derived::add_to(OnePass& pass) const {
 
 std::optional<c10::Storage> Derived::run_in_one_pass() const {
   const Undisturbed undisturbed;
-  OnePass pass{.finish = {}, .type = making_.type, .stage = 7, .packet = nullptr};
+  OnePass pass;
   if (!add_to(pass)) return std::nullopt;
-  const auto made = pass.packet->finish(pass.finish, pass.type);
+  const auto made = pass.packet->finish(pass.finish, making_.type);
   if (!made) return std::nullopt;
   return made->storage();
 }

@@ -179,6 +179,14 @@ at::Tensor SharedPacket::restore(const View& view, bool share) {
   return tensor_at(decode(share), view, type_);
 }
 
+std::optional<View> SharedPacket::view_of(const View& in_storage) const {
+  if (original_) return in_storage == *original_ ? std::optional(packed_view_) : std::nullopt;
+  if (!span_.contains(span_of(in_storage))) return std::nullopt;
+  View inside = in_storage;
+  inside.offset -= span_.begin;
+  return inside;
+}
+
 void SharedPacket::forget_source() {
   const std::lock_guard lock(mutex_);
   overwritten_ = true;

@@ -91,6 +91,8 @@ class SharedPacket {
   const View* original() const { return original_ ? &*original_ : nullptr; }
   // Where a dense copy was packed: how the source's view lies in it.
   const View& packed_view() const { return packed_view_; }
+  // Where a view of the source's storage lies in what is packed; none where not all of it is.
+  std::optional<View> view_of(const View& in_storage) const;
   at::ScalarType type() const { return type_; }
   std::uint32_t version() const { return counter_.stood_at; }
   const std::optional<c10::Stream>& stream() const { return stream_; }

@@ -21,18 +21,6 @@ constexpr std::int64_t kMostBytesMoved = 64;  // times the bytes of the tensor
 // Large ones. A product has two; each residual connection that a chain runs through adds one.
 constexpr int kMostSources = 2;
 
-// Where a view of a storage lies in a packet of it; none where the packet does not hold all of it.
-std::optional<View> view_in_packet(const SharedPacket& packet, const View& view) {
-  if (packet.is_copy()) {
-    if (!(view == *packet.original())) return std::nullopt;
-    return packet.packed_view();
-  }
-  if (!packet.span().contains(span_of(view))) return std::nullopt;
-  View inside = view;
-  inside.offset -= packet.span().begin;
-  return inside;
-}
-
 }  // namespace
 
 std::optional<Source> Store::own_bits(const Value& value) {
@@ -44,7 +32,7 @@ std::optional<Source> Store::own_bits(const Value& value) {
     const bool signs =
         (predicate && predicate->type != ElementType::kBool) || (group && group->zero_exact);
     if (!signs) continue;
-    if (auto view = view_in_packet(*packet, value.view))
+    if (auto view = packet->view_of(value.view))
       return Source{packet, std::move(*view), value.type, {}, 0};
   }
   return std::nullopt;
@@ -63,7 +51,7 @@ std::optional<Source> Store::kept_source(const Value::Input& input, const Need& 
   for (const Tracked::Packed& known : home.packets) {
     const auto packet = known.packet.lock();
     if (!packet || known.write != input.value->write || packet->type() != input.type) continue;
-    auto view = view_in_packet(*packet, input.view);
+    auto view = packet->view_of(input.view);
     if (!view) continue;
     if (const auto* predicate = std::get_if<PredicateFormat>(&packet->format());
         predicate && predicate->type != ElementType::kBool)
