@@ -163,7 +163,8 @@ struct Bench {
   }
 
   // A norm over rows of 1,024, alone and with a ReLU's mask (the bits are whatever the source has),
-  // batch norm over maps of 56 x 56 and 7 x 7 with that mask, SiLU, and SiLU times another tensor.
+  // batch norm over maps of 56 x 56 and 7 x 7 with that mask, SiLU, SiLU times another tensor,
+  // batch norm plus another tensor, and a GELU written out.
   // `table` holds 1,024 numbers.
   void epilogues(ElementType type, const float* table) const {
     const std::size_t mask_bytes = static_cast<std::size_t>(count) / 8;
@@ -177,18 +178,46 @@ struct Bench {
     large_maps.columns = {table, table, 3136, 64};
     small_maps.rows = {table, table, 49, 512};
     small_maps.columns = {table, table, 49, 512};
-    norm.mask = large_maps.mask = small_maps.mask = {source, mask_bytes};
-    silu.activation = gated.activation = backfold::Activation::kSilu;
-    gated.product = source;
-    gated.product_type = type;
-    silu.result_type = gated.result_type = type;
+    using Kind = backfold::Step::Kind;
+    const auto number = backfold::Step::From::kNumber, slot = backfold::Step::From::kSlot;
+    const backfold::Step mask[] = {{.kind = Kind::kMask, .mask = {source, mask_bytes}}};
+    const backfold::Step gate[] = {
+        {.kind = Kind::kActivate, .activation = backfold::Activation::kSilu},
+        {.kind = Kind::kMultiply,
+         .from = backfold::Step::From::kTensor,
+         .tensor = source,
+         .type = type,
+         .entries = count}};
+    // x / 2 * (1 + tanh(0.8 * (x + 0.04 * x^3)))
+    const backfold::Step gelu_by_hand[] = {
+        {.kind = Kind::kKeep},
+        {.kind = Kind::kCube},
+        {.kind = Kind::kMultiply, .from = number, .factor = 0.04f},
+        {.kind = Kind::kAdd, .from = slot},
+        {.kind = Kind::kMultiply, .from = number, .factor = 0.8f},
+        {.kind = Kind::kActivate, .activation = backfold::Activation::kTanh},
+        {.kind = Kind::kAdd, .from = number},
+        {.kind = Kind::kMultiply, .from = slot, .factor = 0.5f}};
+    const backfold::Step sum[] = {
+        {.from = backfold::Step::From::kTensor, .tensor = source, .type = type, .entries = count},
+        mask[0]};
+    backfold::Epilogue residual = large_maps, by_hand;
+    norm.steps = large_maps.steps = small_maps.steps = mask;
+    silu.steps = std::span(gate).first(1);
+    gated.steps = gate;
+    residual.steps = sum;
+    by_hand.steps = gelu_by_hand;
+    silu.result_type = gated.result_type = by_hand.result_type = type;
     epilogue(type, "batch norm 3136 + mask", large_maps, backfold::Layout::kFlat, mask_bytes);
     epilogue(type, "batch norm 49 + mask", small_maps, backfold::Layout::kFlat, mask_bytes);
+    epilogue(type, "batch norm + tensor + mask", residual, backfold::Layout::kFlat,
+             bytes + mask_bytes);
     for (const auto layout : {backfold::Layout::kFlat, backfold::Layout::kStrided}) {
       epilogue(type, "layer norm", layer_norm, layout, 0);
       epilogue(type, "norm + mask", norm, layout, mask_bytes);
       epilogue(type, "silu", silu, layout, 0);
       epilogue(type, "silu * tensor", gated, layout, bytes);
+      epilogue(type, "gelu by hand", by_hand, layout, 0);
     }
   }
 

@@ -47,16 +47,111 @@ Status check_table(const char* name, const char* entries_name, const void* data,
                        entries_name, name, run, entries);
 }
 
-Status check_mask(const Epilogue& epilogue, std::int64_t count) {
-  if (epilogue.mask.data == nullptr) return {};
+Status check_mask(ConstPayload mask, std::int64_t count) {
   const std::size_t needed = packed_bytes(PredicateFormat{.count = count});
-  if (epilogue.mask.bytes < needed)
+  if (mask.data == nullptr || mask.bytes < needed)
     return Status::error(StatusCode::kShortPayload, "mask must hold %zu bytes, got %zu", needed,
-                         epilogue.mask.bytes);
-  if (reinterpret_cast<std::uintptr_t>(epilogue.mask.data) % kPayloadAlignment != 0)
+                         mask.data == nullptr ? 0 : mask.bytes);
+  if (reinterpret_cast<std::uintptr_t>(mask.data) % kPayloadAlignment != 0)
     return Status::error(StatusCode::kInvalidArgument, "mask must be %zu-byte aligned, got %p",
-                         kPayloadAlignment, epilogue.mask.data);
+                         kPayloadAlignment, mask.data);
   return {};
+}
+
+Status check_activation(Activation activation) {
+  if (activation <= Activation::kRelu) return {};
+  return Status::error(
+      StatusCode::kInvalidArgument,
+      "activation must be none, gelu, gelu_tanh, silu, sigmoid, tanh or relu, got %d",
+      static_cast<int>(activation));
+}
+
+Status check_operand(const Step& step) {
+  if (step.from > Step::From::kSlot)
+    return Status::error(StatusCode::kInvalidArgument,
+                         "operand of a step must be a number, a tensor or a slot, got %d",
+                         static_cast<int>(step.from));
+  if (step.from != Step::From::kTensor) return {};
+  BACKFOLD_RETURN_IF_ERROR(check_type("type of a step's tensor", step.type));
+  BACKFOLD_RETURN_IF_ERROR(check_table("a step", "entries", &step, step.run, step.entries));
+  return core::check_buffer("tensor of a step", step.tensor, step.entries, size_of(step.type));
+}
+
+Status check_steps(std::span<const Step> steps, std::int64_t count) {
+  if (steps.size() > kMaxSteps)
+    return Status::error(StatusCode::kInvalidArgument, "steps must be at most %d, got %zu",
+                         kMaxSteps, steps.size());
+  bool filled[kSlots] = {};
+  for (const Step& step : steps) {
+    const bool has_operand = step.kind == Step::Kind::kAdd || step.kind == Step::Kind::kMultiply;
+    const bool reads =
+        step.kind == Step::Kind::kTake || (has_operand && step.from == Step::From::kSlot);
+    if ((reads || step.kind == Step::Kind::kKeep) && (step.slot < 0 || step.slot >= kSlots))
+      return Status::error(StatusCode::kInvalidArgument, "slot must be between 0 and %d, got %d",
+                           kSlots - 1, step.slot);
+    if (reads && !filled[step.slot])
+      return Status::error(StatusCode::kInvalidArgument, "slot %d is read before it is filled",
+                           step.slot);
+    switch (step.kind) {
+      case Step::Kind::kAdd:
+      case Step::Kind::kMultiply:
+        BACKFOLD_RETURN_IF_ERROR(check_operand(step));
+        break;
+      case Step::Kind::kActivate:
+        BACKFOLD_RETURN_IF_ERROR(check_activation(step.activation));
+        break;
+      case Step::Kind::kMask:
+        BACKFOLD_RETURN_IF_ERROR(check_mask(step.mask, count));
+        break;
+      case Step::Kind::kKeep:
+        filled[step.slot] = true;
+        break;
+      case Step::Kind::kSquare:
+      case Step::Kind::kCube:
+      case Step::Kind::kTake:
+        break;
+      default:
+        return Status::error(StatusCode::kInvalidArgument, "kind of a step must be 0 to 7, got %d",
+                             static_cast<int>(step.kind));
+    }
+  }
+  return {};
+}
+
+// What a step takes beside x.
+float operand_of(const Step& step, const float* slots, std::int64_t element) {
+  if (step.from == Step::From::kNumber) return step.factor;
+  if (step.from == Step::From::kSlot) return step.factor * slots[step.slot];
+  float value = 0.0f;
+  core::with_element(step.type, [&]<typename T>() {
+    value = core::to_float(static_cast<const T*>(step.tensor)[element / step.run % step.entries]);
+  });
+  return step.factor * value;
+}
+
+float stepped(const Step& step, float* slots, float x, std::int64_t element) {
+  switch (step.kind) {
+    case Step::Kind::kAdd:
+      return x + operand_of(step, slots, element);
+    case Step::Kind::kMultiply:
+      return x * operand_of(step, slots, element);
+    case Step::Kind::kSquare:
+      return x * x;
+    case Step::Kind::kCube:
+      return x * x * x;
+    case Step::Kind::kActivate:
+      core::with_activation(step.activation, [&](auto function) { x = function(x); });
+      return x;
+    case Step::Kind::kMask: {
+      const auto* bytes = static_cast<const std::uint8_t*>(step.mask.data);
+      return (bytes[element / 8] >> element % 8 & 1) != 0 ? x * step.factor : 0.0f;
+    }
+    case Step::Kind::kKeep:
+      return slots[step.slot] = x;
+    case Step::Kind::kTake:
+      return slots[step.slot];
+  }
+  return x;
 }
 
 // The value of element number `element` after every stage but the last.
@@ -74,16 +169,8 @@ float finished(const GroupFormat& format, const Epilogue& epilogue, float x, std
     const std::int64_t column = core::row_place(columns, element).row;
     x = core::restored(x, core::shift_of(columns, column), columns.scale[column]);
   }
-  core::with_activation(epilogue.activation, [&](auto function) { x = function(x); });
-  if (epilogue.product != nullptr) {
-    core::with_element(epilogue.product_type, [&]<typename T>() {
-      x = x * core::to_float(static_cast<const T*>(epilogue.product)[element]);
-    });
-  }
-  if (epilogue.mask.data != nullptr) {
-    const auto* bytes = static_cast<const std::uint8_t*>(epilogue.mask.data);
-    x = (bytes[element / 8] >> element % 8 & 1) != 0 ? x * epilogue.mask_factor : 0.0f;
-  }
+  float slots[kSlots] = {};
+  for (const Step& step : epilogue.steps) x = stepped(step, slots, x, element);
   return core::one_nan(x);
 }
 
@@ -118,18 +205,8 @@ Status validate(const GroupFormat& format, const Epilogue& epilogue) {
   BACKFOLD_RETURN_IF_ERROR(check_table("rows", "rows", rows.scale, rows.run, rows.rows));
   BACKFOLD_RETURN_IF_ERROR(
       check_table("columns", "columns", columns.weight, columns.run, columns.columns));
-  if (epilogue.activation > Activation::kRelu)
-    return Status::error(
-        StatusCode::kInvalidArgument,
-        "activation must be none, gelu, gelu_tanh, silu, sigmoid, tanh or relu, got %d",
-        static_cast<int>(epilogue.activation));
-  if (epilogue.product != nullptr) {
-    BACKFOLD_RETURN_IF_ERROR(check_type("product_type", epilogue.product_type));
-    BACKFOLD_RETURN_IF_ERROR(core::check_buffer("product", epilogue.product, format.count,
-                                                size_of(epilogue.product_type)));
-  }
   BACKFOLD_RETURN_IF_ERROR(check_type("result_type", epilogue.result_type));
-  return check_mask(epilogue, format.count);
+  return check_steps(epilogue.steps, format.count);
 }
 
 Status unpack(const GroupFormat& format, const Epilogue& epilogue, ConstPayload payload,

@@ -2,6 +2,7 @@
 
 #include "core/epilogue_data.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <memory>
@@ -118,7 +119,8 @@ double allowed(Activation activation, double value) {
   return is_exact(activation) ? 0.0 : 2e-6 * std::fabs(value) + 1e-7;
 }
 
-Elements finished(const Given& given, const Place& place, std::size_t offset) {
+Elements finished(const Given& given, const Place& place, std::size_t offset,
+                  std::span<const Step> more) {
   const Stages& stages = given.stages;
   const Backend backend = place.execution.backend;
   const auto moved = [&](std::span<const std::byte> bytes, std::size_t past = 0) {
@@ -142,13 +144,21 @@ Elements finished(const Given& given, const Place& place, std::size_t offset) {
   if (const auto& run = stages.columns)
     epilogue.columns = {floats(weight), stages.bias ? floats(bias) : nullptr, run->run,
                         run->entries};
-  epilogue.activation = stages.activation;
-  if (stages.product) {
-    epilogue.product = product->data();
-    epilogue.product_type = *stages.product;
-  }
-  if (stages.mask) epilogue.mask = {mask->data(), mask->bytes()};
-  epilogue.mask_factor = given.mask_factor;
+  std::vector<Step> steps;
+  if (stages.activation != Activation::kNone)
+    steps.push_back({.kind = Step::Kind::kActivate, .activation = stages.activation});
+  if (stages.product)
+    steps.push_back({.kind = Step::Kind::kMultiply,
+                     .from = Step::From::kTensor,
+                     .tensor = product->data(),
+                     .type = *stages.product,
+                     .entries = std::max<std::int64_t>(given.format.count, 1)});
+  if (stages.mask)
+    steps.push_back({.kind = Step::Kind::kMask,
+                     .factor = given.mask_factor,
+                     .mask = {mask->data(), mask->bytes()}});
+  steps.insert(steps.end(), more.begin(), more.end());
+  epilogue.steps = steps;
   epilogue.result_type = stages.result;
 
   std::string_view ran;

@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "backfold/epilogue.h"
@@ -70,8 +71,10 @@ bool is_exact(Activation activation);
 // The stated error of an activation's value.
 double allowed(Activation activation, double value);
 
-// What unpack() makes of it on a backend, `offset` elements past an aligned place.
-Elements finished(const Given& given, const Place& place, std::size_t offset = 0);
+// What unpack() makes of it on a backend, `offset` elements past an aligned place, with more steps
+// after those of the stages.
+Elements finished(const Given& given, const Place& place, std::size_t offset = 0,
+                  std::span<const Step> more = {});
 
 }  // namespace backfold::testing
 

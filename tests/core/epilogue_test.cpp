@@ -243,18 +243,50 @@ TEST(Epilogue, RefusesWhatItIsNotFor) {
                "run and rows of rows must be at least 1, got 0 and 4");
   expect_error(validate(format, Epilogue{.columns = {&one, nullptr, 4, 0}}), invalid,
                "run and columns of columns must be at least 1, got 4 and 0");
-  expect_error(validate(format, Epilogue{.activation = static_cast<Activation>(7)}), invalid,
-               "activation must be none, gelu, gelu_tanh, silu, sigmoid, tanh or relu, got 7");
-  expect_error(validate(format, Epilogue{.product = &one, .product_type = ElementType::kI32}),
-               invalid, "product_type must be fp32, fp16 or bf16, got int32");
   expect_error(validate(format, Epilogue{.result_type = ElementType::kF64}), invalid,
                "result_type must be fp32, fp16 or bf16, got fp64");
+}
+
+TEST(Epilogue, RefusesStepsThatMeanNothing) {
+  const auto invalid = StatusCode::kInvalidArgument;
+  const GroupFormat format{.count = 256};
+  const auto checked = [&](const std::vector<Step>& steps) {
+    return validate(format, Epilogue{.steps = steps});
+  };
+  using Kind = Step::Kind;
+  using From = Step::From;
+  const float one = 1;
+  EXPECT_TRUE(checked({{.kind = Kind::kKeep}, {.from = From::kSlot}}).ok());
+  EXPECT_TRUE(checked(std::vector<Step>(kMaxSteps)).ok());
+  expect_error(checked(std::vector<Step>(kMaxSteps + 1)), invalid,
+               "steps must be at most 16, got 17");
+  expect_error(checked({{.kind = static_cast<Kind>(8)}}), invalid,
+               "kind of a step must be 0 to 7, got 8");
+  expect_error(checked({{.from = static_cast<From>(3)}}), invalid,
+               "operand of a step must be a number, a tensor or a slot, got 3");
+  expect_error(checked({{.kind = Kind::kActivate, .activation = static_cast<Activation>(7)}}),
+               invalid,
+               "activation must be none, gelu, gelu_tanh, silu, sigmoid, tanh or relu, got 7");
+  expect_error(checked({{.kind = Kind::kKeep, .slot = 2}}), invalid,
+               "slot must be between 0 and 1, got 2");
+  expect_error(checked({{.kind = Kind::kTake, .slot = 1}}), invalid,
+               "slot 1 is read before it is filled");
+  expect_error(checked({{.kind = Kind::kKeep}, {.from = From::kSlot, .slot = 1}}), invalid,
+               "slot 1 is read before it is filled");
+  expect_error(checked({{.from = From::kTensor, .tensor = &one, .type = ElementType::kI32}}),
+               invalid, "type of a step's tensor must be fp32, fp16 or bf16, got int32");
+  expect_error(checked({{.from = From::kTensor, .tensor = &one, .run = 4, .entries = 0}}), invalid,
+               "run and entries of a step must be at least 1, got 4 and 0");
+  expect_error(checked({{.from = From::kTensor, .entries = 3}}), invalid,
+               "tensor of a step must not be null for 3 elements");
   alignas(16) const std::byte bits[48] = {};
-  expect_error(validate(format, Epilogue{.mask = {bits, 31}}), StatusCode::kShortPayload,
-               "mask must hold 32 bytes, got 31");
-  expect_error(validate(format, Epilogue{.mask = {bits + 1, 32}}), invalid,
-               "mask must be 16-byte aligned");
-  EXPECT_TRUE(validate(format, Epilogue{.mask = {bits, 32}}).ok());
+  const auto masked = [&](ConstPayload mask) {
+    return checked({{.kind = Kind::kMask, .mask = mask}});
+  };
+  expect_error(masked({bits, 31}), StatusCode::kShortPayload, "mask must hold 32 bytes, got 31");
+  expect_error(masked({}), StatusCode::kShortPayload, "mask must hold 32 bytes, got 0");
+  expect_error(masked({bits + 1, 32}), invalid, "mask must be 16-byte aligned");
+  EXPECT_TRUE(masked({bits, 32}).ok());
 }
 
 }  // namespace

@@ -44,6 +44,7 @@ Table table_of(const GroupFormat& format, const RowAffine& rows, int vector, con
 
 // The narrowest plan that serves a task.
 Plan plan_for(const GroupFormat& format, const EpilogueTask& task) {
+  if (task.step_count > 0) return Plan::kSteps;
   const auto serves = [&](Plan plan) {
     return (bit_of(task.packed_rows.lookup) & lookups_of(plan, TableUse::kRestore)) != 0 &&
            (bit_of(task.rows.lookup) & lookups_of(plan, TableUse::kScale)) != 0 &&
@@ -63,6 +64,65 @@ Plan plan_for(const GroupFormat& format, const EpilogueTask& task) {
   return Plan::kAny;
 }
 
+bool is_whole(const Step& step, std::int64_t count) {
+  return step.run == 1 && step.entries == count;
+}
+
+// Whether the steps are an activation, a product with a tensor, a mask; then they are entered.
+bool enter_usual(const GroupFormat& format, std::span<const Step> steps, EpilogueTask& task) {
+  std::size_t next = 0;
+  const auto take = [&](Step::Kind kind) -> const Step* {
+    return next < steps.size() && steps[next].kind == kind ? &steps[next++] : nullptr;
+  };
+  const Step* activation = take(Step::Kind::kActivate);
+  const Step* product = take(Step::Kind::kMultiply);
+  const Step* mask = take(Step::Kind::kMask);
+  if (next < steps.size()) return false;
+  if (product != nullptr && (product->from != Step::From::kTensor || product->factor != 1.0f ||
+                             !is_whole(*product, format.count)))
+    return false;
+  if (activation != nullptr) task.activation = activation->activation;
+  if (product != nullptr) {
+    task.product = product->tensor;
+    task.product_type = product->type;
+    task.product_aligned = group_task(format, nullptr, product->tensor, product->type).aligned;
+  }
+  if (mask != nullptr) {
+    task.mask = static_cast<const std::uint8_t*>(mask->mask.data);
+    task.mask_factor = mask->factor;
+  }
+  return true;
+}
+
+StepTask step_task(const GroupFormat& format, const Step& step, int vector) {
+  StepTask task{};
+  task.kind = step.kind;
+  task.from = step.from;
+  task.activation = step.activation;
+  task.second = step.slot == 1;
+  task.factor = step.factor;
+  task.data = step.kind == Step::Kind::kMask ? step.mask.data : step.tensor;
+  if (step.from != Step::From::kTensor || step.tensor == nullptr) return task;
+  task.type = step.type;
+  task.run = step.run;
+  task.entries = step.entries;
+  // Neighbours that a vector may have: vectors begin at multiples of their length, in strided
+  // tensors from the beginning of a row on.
+  const bool strided = format.layout == Layout::kStrided;
+  const std::int64_t together = strided ? format.columns : vector;
+  task.spread = is_whole(step, format.count) ? Spread::kWhole
+                : step.run % together == 0   ? Spread::kRows
+                                             : Spread::kEach;
+  task.aligned = step.run == 1 && together % vector == 0 && step.entries % vector == 0 &&
+                 is_aligned(step.tensor, 16);
+  task.wide = format.count >= kTableLimit || step.run >= kTableLimit;
+  if (!task.wide) {
+    task.by_run = Divider(step.run);
+    task.by_entries = Divider(step.entries);
+  }
+  return task;
+}
+
 }  // namespace
 
 Status unpack_group(const GroupFormat& format, const Epilogue& epilogue, const void* payload,
@@ -77,14 +137,10 @@ Status unpack_group(const GroupFormat& format, const Epilogue& epilogue, const v
   task.columns = table_of(format, core::columns_as_rows(epilogue.columns), vector, task.rows);
   for (const Table* table : {&task.columns, &task.rows, &task.packed_rows})
     if (table->lookup == Lookup::kHanded) task.runs = *table;
-  task.activation = epilogue.activation;
-  task.product = epilogue.product;
-  task.product_type = epilogue.product_type;
-  task.product_aligned =
-      group_task(format, payload, epilogue.product, epilogue.product_type).aligned;
-  task.mask = static_cast<const std::uint8_t*>(epilogue.mask.data);
   task.mask_in_bytes = format.columns % vector == 0;
-  task.mask_factor = epilogue.mask_factor;
+  if (!enter_usual(format, epilogue.steps, task))
+    for (const Step& step : epilogue.steps)
+      task.steps[task.step_count++] = step_task(format, step, vector);
   task.result_type = epilogue.result_type;
   task.raises = core::raises(format);
   task.magic = kMagic;

@@ -12,13 +12,15 @@
 
 #include "base/cuda/elements.cuh"
 #include "group/cuda/special.cuh"
+#include "group/cuda/steps.cuh"
 #include "group/cuda/tables.cuh"
 #include "group/cuda/task.cuh"
 #include "group/epilogue.h"
 
 namespace backfold::cuda {
 
-// An epilogue as kernels want it, by value.
+// An epilogue as kernels want it, by value. Programs of an activation, a product and a mask, each
+// at most once and in this order, have kernels of their own; the others are taken step by step.
 struct EpilogueTask {
   GroupTask packet;
   Table packed_rows, rows, columns;
@@ -33,6 +35,8 @@ struct EpilogueTask {
   ElementType result_type;
   bool raises;
   std::uint32_t magic;  // as codes.cuh wants it
+  int step_count;       // of a program to be taken step by step; else 0
+  StepTask steps[kMaxSteps];
 };
 
 // The value of a code that is given times 2^place, as a float. Its step is divided by that exactly:
@@ -57,23 +61,6 @@ __device__ inline void decode(bool zero_exact, ValueAt value_at, float (&x)[kCou
   }
 }
 
-__device__ inline float product_at(const EpilogueTask& task, std::int64_t element) {
-  switch (task.product_type) {
-    case ElementType::kF16:
-      return core::to_float(static_cast<const Half*>(task.product)[element]);
-    case ElementType::kBF16:
-      return core::to_float(static_cast<const BFloat*>(task.product)[element]);
-    default:
-      return static_cast<const float*>(task.product)[element];
-  }
-}
-
-// Two 16-bit elements as fp32.
-__device__ inline void two_numbers(std::uint32_t word, bool half, float& first, float& second) {
-  first = half ? low_number(word, Half{}) : low_number(word, BFloat{});
-  second = half ? high_number(word, Half{}) : high_number(word, BFloat{});
-}
-
 // Times the second operand. `count` of the elements are there.
 template <int kCount>
 __device__ inline void multiply(const EpilogueTask& task, std::int64_t element, int count,
@@ -81,56 +68,47 @@ __device__ inline void multiply(const EpilogueTask& task, std::int64_t element, 
   if (kCount == 1 || !task.product_aligned || count < kCount) {
 #pragma unroll
     for (int j = 0; j < kCount; ++j)
-      if (j < count) x[j] = x[j] * product_at(task, element + j);
+      if (j < count) x[j] = x[j] * number_at(task.product_type, task.product, element + j);
     return;
   }
   if constexpr (kCount >= 4) {
     float by[kCount];
-    if (task.product_type == ElementType::kF32) {
-      const auto* from =
-          reinterpret_cast<const float4*>(static_cast<const float*>(task.product) + element);
-#pragma unroll
-      for (int quad = 0; quad < kCount; quad += 4) {
-        const float4 four = __ldcs(from + quad / 4);
-        by[quad] = four.x, by[quad + 1] = four.y, by[quad + 2] = four.z, by[quad + 3] = four.w;
-      }
-    } else {
-      const auto* from =
-          reinterpret_cast<const uint2*>(static_cast<const std::uint16_t*>(task.product) + element);
-      const bool half = task.product_type == ElementType::kF16;
-#pragma unroll
-      for (int quad = 0; quad < kCount; quad += 4) {
-        const uint2 four = __ldcs(from + quad / 4);
-        two_numbers(four.x, half, by[quad], by[quad + 1]);
-        two_numbers(four.y, half, by[quad + 2], by[quad + 3]);
-      }
-    }
+    load_numbers(task.product_type, task.product, element, by);
 #pragma unroll
     for (int j = 0; j < kCount; ++j) x[j] = x[j] * by[j];
   }
 }
 
-// The mask's bits of `count` neighbours, the first lowest; at least one, at most eight.
-__device__ inline std::uint32_t mask_bits(const EpilogueTask& task, std::int64_t element,
-                                          int count) {
-  const auto first = static_cast<std::uint64_t>(element);
-  const std::uint32_t low = __ldg(task.mask + first / 8);
-  const std::uint32_t high = __ldg(task.mask + (first + static_cast<unsigned>(count) - 1) / 8);
-  return (low | high << 8) >> first % 8;
+// What follows the tables.
+enum class Tail {
+  kNorm,   // a relu, a mask
+  kUsual,  // an activation, a product, a mask
+  kSteps   // a program
+};
+__host__ __device__ constexpr Tail tail_of(Plan plan) {
+  return is_linear(plan) ? Tail::kNorm : plan == Plan::kSteps ? Tail::kSteps : Tail::kUsual;
 }
 
 // Every stage but the last. `keep` has the bits of a mask. NaNs are made one kind when they are
-// stored, not here. `by_tables` applies the tables' stages. kLinear: no activation but relu, no
-// product, nothing raised.
-template <bool kLinear, int kCount, typename ByTables>
+// stored, not here. `by_tables` applies the tables' stages.
+template <Tail kTail, int kCount, typename ByTables>
 __device__ inline void finish(const EpilogueTask& task, std::int64_t element, int count,
                               std::uint32_t keep, ByTables by_tables, float (&x)[kCount]) {
-  if (!kLinear && task.raises) {
+  if (kTail != Tail::kNorm && task.raises) {
 #pragma unroll
     for (int j = 0; j < kCount; ++j) x[j] = core::raised(x[j]);
   }
   by_tables(x);
-  if constexpr (kLinear) {
+  if constexpr (kTail == Tail::kSteps) {
+    Values<kCount> values;
+#pragma unroll
+    for (int j = 0; j < kCount; ++j) values.x[j] = x[j];
+    values = after_steps(task.steps, task.step_count, element, count, values);
+#pragma unroll
+    for (int j = 0; j < kCount; ++j) x[j] = values.x[j];
+    return;
+  }
+  if constexpr (kTail == Tail::kNorm) {
     if (task.activation == Activation::kRelu) {
 #pragma unroll
       for (int j = 0; j < kCount; ++j) x[j] = core::relu(x[j]);
@@ -228,19 +206,19 @@ __device__ inline void store_results(const EpilogueTask& task, std::int64_t elem
 }
 
 // A group off the fast path, by a warp. `element` is the number of its first.
-__device__ __noinline__ inline void finish_special(const EpilogueTask& task, std::int64_t group,
-                                                   std::int64_t element, std::int64_t stride,
-                                                   int count) {
+template <bool kSteps>
+__device__ __noinline__ void finish_special(const EpilogueTask& task, std::int64_t group,
+                                            std::int64_t element, std::int64_t stride, int count) {
   decode_special<float>(task.packet, group, count, [&](int i, float value) {
     const std::int64_t at = element + i * stride;
     float x[1] = {value};
-    finish<false>(
-        task, at, 1, task.mask != nullptr ? mask_bits(task, at, 1) : 0u,
-        [&](float(&y)[1]) {
-          change_each<TableUse::kRestore>(task.packed_rows, at, y);
-          change_each<TableUse::kScale>(task.rows, at, y);
-          change_each<TableUse::kWeigh>(task.columns, at, y);
-        },
+    const auto by_tables = [&](float(&y)[1]) {
+      change_each<TableUse::kRestore>(task.packed_rows, at, y);
+      change_each<TableUse::kScale>(task.rows, at, y);
+      change_each<TableUse::kWeigh>(task.columns, at, y);
+    };
+    finish<kSteps ? Tail::kSteps : Tail::kUsual>(
+        task, at, 1, !kSteps && task.mask != nullptr ? bits_at(task.mask, at, 1) : 0u, by_tables,
         x);
     store_result(task, at, x[0]);
   });

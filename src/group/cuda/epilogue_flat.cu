@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Decoding flat groups with an epilogue. Kernels are compiled per width, size of a result and plan,
-// with their loops rolled up: 64 kernels. Instructions limit them, and memory's latency is hidden
+// with their loops rolled up: 80 kernels. Instructions limit them, and memory's latency is hidden
 // by other warps.
 
 #include "base/widths.h"
@@ -12,13 +12,15 @@ namespace backfold::cuda {
 namespace {
 
 // Thread blocks that must fit on a multiprocessor.
-inline constexpr int kFinishFlatBlocks = 5;
+__host__ __device__ constexpr int finish_flat_blocks(Plan plan) {
+  return plan == Plan::kSteps ? 3 : 5;
+}
 
-template <typename T>
+template <typename T, bool kSteps>
 __device__ __noinline__ void finish_special_groups(const EpilogueTask& task, unsigned special) {
   while (special != 0) {
     const std::int64_t group = take_special<T>(special);
-    finish_special(task, group, group * kGroup, 1, elements_of(task.packet, group));
+    finish_special<kSteps>(task, group, group * kGroup, 1, elements_of(task.packet, group));
   }
 }
 
@@ -27,7 +29,7 @@ __device__ __noinline__ void finish_special_groups(const EpilogueTask& task, uns
 // Alignment  16-byte stores when the destination allows, else by element
 // Bytes      headers, codes, mask and product once, destination once; tables from the caches
 template <typename T, int kBits, Plan kPlan>
-__global__ void __launch_bounds__(kFlatThreads, kFinishFlatBlocks)
+__global__ void __launch_bounds__(kFlatThreads, finish_flat_blocks(kPlan))
     finish_flat_kernel(const __grid_constant__ EpilogueTask task) {
   using Shape = FlatShape<T>;
   using Codes = LaneCodes<kBits, Shape::kBlocks>;
@@ -83,7 +85,7 @@ __global__ void __launch_bounds__(kFlatThreads, kFinishFlatBlocks)
         },
         x);
     const unsigned offset = 32u * kV * step + first;
-    finish<is_linear(kPlan)>(
+    finish<tail_of(kPlan)>(
         task, element, count, keep,
         [&](float(&y)[kV]) {
           EntryAt at{};
@@ -97,7 +99,7 @@ __global__ void __launch_bounds__(kFlatThreads, kFinishFlatBlocks)
     store_results<T>(task, element, count, (aligned_lanes >> from & 1u) != 0, x);
   }
   const unsigned special = own.specials(task.packet, plain);
-  if (special != 0) finish_special_groups<T>(task, special);
+  if (special != 0) finish_special_groups<T, kPlan == Plan::kSteps>(task, special);
 }
 
 template <typename T, int kBits>
@@ -115,6 +117,9 @@ Status launch(Plan plan, const EpilogueTask& task, cudaStream_t stream) {
     case Plan::kRunsAndColumns:
       finish_flat_kernel<T, kBits, Plan::kRunsAndColumns>
           <<<blocks, kFlatThreads, 0, stream>>>(task);
+      break;
+    case Plan::kSteps:
+      finish_flat_kernel<T, kBits, Plan::kSteps><<<blocks, kFlatThreads, 0, stream>>>(task);
       break;
     default:
       finish_flat_kernel<T, kBits, Plan::kAny><<<blocks, kFlatThreads, 0, stream>>>(task);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Decoding strided groups with an epilogue. Kernels are compiled per width, size of a result and
-// plan, with their loops rolled up: 48 kernels. Instructions limit them, and memory's latency is
+// plan, with their loops rolled up: 64 kernels. Instructions limit them, and memory's latency is
 // hidden by other warps.
 
 #include "base/widths.h"
@@ -11,7 +11,7 @@
 namespace backfold::cuda {
 namespace {
 
-template <typename T>
+template <typename T, bool kSteps>
 __device__ __noinline__ void finish_special_columns(const EpilogueTask& task,
                                                     const bool* off_path) {
   const StridedTile<T, kUnpackAcross> tile(task.packet);
@@ -19,8 +19,8 @@ __device__ __noinline__ void finish_special_columns(const EpilogueTask& task,
   for (int column = threadIdx.x / 32; column < tile.columns;
        column += StridedShape<T, kUnpackAcross>::kWarps)
     if (off_path[column])
-      finish_special(task, tile.group + column, tile.row * columns + tile.column + column, columns,
-                     tile.rows);
+      finish_special<kSteps>(task, tile.group + column, tile.row * columns + tile.column + column,
+                             columns, tile.rows);
 }
 
 // Mapping    as unpack_strided_kernel
@@ -28,7 +28,8 @@ __device__ __noinline__ void finish_special_columns(const EpilogueTask& task,
 // Alignment  16-byte stores when every row allows, else by element
 // Bytes      headers, codes, mask and product once, destination once; tables from the caches
 template <typename T, int kBits, Plan kPlan>
-__global__ void __launch_bounds__(StridedShape<T, kUnpackAcross>::kThreads, 4)
+__global__ void __launch_bounds__(StridedShape<T, kUnpackAcross>::kThreads,
+                                  kPlan == Plan::kSteps ? 2 : 4)
     finish_strided_kernel(const __grid_constant__ EpilogueTask task) {
   using Shape = StridedShape<T, kUnpackAcross>;
   constexpr int kV = Shape::kV, kColumns = Shape::kColumns;
@@ -55,8 +56,9 @@ __global__ void __launch_bounds__(StridedShape<T, kUnpackAcross>::kThreads, 4)
     const int asked = task.mask_in_bytes ? 1 : count;
 #pragma unroll
     for (int i = 0; i < 8; ++i)
-      keep |= static_cast<std::uint64_t>(mask_bits(task, element_of(i), asked) & ((1u << kV) - 1u))
-              << kV * i;
+      keep |=
+          static_cast<std::uint64_t>(bits_at(task.mask, element_of(i), asked) & ((1u << kV) - 1u))
+          << kV * i;
   }
   if (fast) {
     const std::int64_t first = tile.row * packet.columns + tile.column;
@@ -94,7 +96,7 @@ __global__ void __launch_bounds__(StridedShape<T, kUnpackAcross>::kThreads, 4)
           },
           x);
       const std::int64_t element = element_of(i);
-      finish<is_linear(kPlan)>(
+      finish<tail_of(kPlan)>(
           task, element, count, static_cast<std::uint32_t>(keep),
           [&](float(&y)[kV]) {
             const int row = tile.row_of(i);
@@ -110,7 +112,7 @@ __global__ void __launch_bounds__(StridedShape<T, kUnpackAcross>::kThreads, 4)
   }
   if (!any_special) return;
   __syncthreads();  // the stores above cover these columns too
-  finish_special_columns<T>(task, off_path);
+  finish_special_columns<T, kPlan == Plan::kSteps>(task, off_path);
 }
 
 template <typename T, int kBits>
@@ -128,6 +130,9 @@ Status launch(Plan plan, EpilogueTask task, cudaStream_t stream) {
       break;
     case Plan::kStaged:
       finish_strided_kernel<T, kBits, Plan::kStaged><<<blocks, Shape::kThreads, 0, stream>>>(task);
+      break;
+    case Plan::kSteps:
+      finish_strided_kernel<T, kBits, Plan::kSteps><<<blocks, Shape::kThreads, 0, stream>>>(task);
       break;
     default:
       finish_strided_kernel<T, kBits, Plan::kAny><<<blocks, Shape::kThreads, 0, stream>>>(task);

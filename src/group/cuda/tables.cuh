@@ -15,6 +15,7 @@
 #include "base/cuda/magic.cuh"
 #include "group/cuda/codes.cuh"
 #include "group/cuda/rows.cuh"
+#include "group/cuda/steps.cuh"
 
 namespace backfold::cuda {
 
@@ -35,8 +36,13 @@ enum class Plan {
   kNoTables,
   kRuns,            // flat: runs only, in all stages
   kRunsAndColumns,  // flat: and quads in the last
-  kStaged           // strided: rows and columns
+  kStaged,          // strided: rows and columns
+  kSteps            // any, before a program that is taken step by step
 };
+// Plans in which entries may have to be found one by one.
+__host__ __device__ constexpr bool has_any_table(Plan plan) {
+  return plan == Plan::kAny || plan == Plan::kSteps;
+}
 
 struct Table {
   RowTask rows;
@@ -80,7 +86,7 @@ __host__ __device__ constexpr unsigned lookups_of(Plan plan, TableUse use) {
 }
 // Plans for norms: no activation but relu, no product, elements below 2^31.
 __host__ __device__ constexpr bool is_linear(Plan plan) {
-  return plan != Plan::kAny && plan != Plan::kNoTables;
+  return !has_any_table(plan) && plan != Plan::kNoTables;
 }
 
 template <Plan kPlan, TableUse kUse>
@@ -109,11 +115,6 @@ __device__ inline std::int64_t folded(const Table& table, std::int64_t element) 
 __device__ inline Affine entry_in(const Table& table, unsigned row) {
   return {table.shifts ? __ldg(table.rows.shift + row) : 0.0f, __ldg(table.rows.scale + row)};
 }
-
-template <int kCount>
-struct Values {
-  float x[kCount];
-};
 
 // Out of line: for what no other lookup serves, and elements off the fast path.
 template <TableUse kUse, int kCount>
@@ -214,7 +215,7 @@ __device__ inline void change_flat(const Table& table, const Handed& handed, std
     const Affine next = prepared<kUse>(entry_in(table, at.entry + 1 == entries ? 0 : at.entry + 1));
 #pragma unroll
     for (int j = 0; j < kCount; ++j) x[j] = changed<kUse>(x[j], j < at.left ? own : next);
-  } else if constexpr (kPlan == Plan::kAny) {
+  } else if constexpr (has_any_table(kPlan)) {
     change_each<kUse>(table, element, x);
   }
 }
@@ -254,7 +255,7 @@ __device__ inline void change_strided(const Table& table, const StagedEntries& s
       x[j] = changed<kUse>(x[j], {two.x, two.y});
       x[j + 1] = changed<kUse>(x[j + 1], {two.z, two.w});
     }
-  } else if constexpr (kPlan == Plan::kAny) {
+  } else if constexpr (has_any_table(kPlan)) {
     change_each<kUse>(table, element, x);
   }
 }

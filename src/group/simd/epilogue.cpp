@@ -48,17 +48,6 @@ void raise(const Stretch& stretch) {
   }
 }
 
-template <typename T>
-void multiply(const Stretch& stretch, const T* factors) {
-  const DF d;
-  const int lanes = static_cast<int>(hn::Lanes(d));
-  float* values = stretch.values;
-  int i = 0;
-  for (; i + lanes <= stretch.count; i += lanes)
-    hn::Store(hn::Mul(hn::Load(d, values + i), load_floats(d, factors + i)), d, values + i);
-  for (; i < stretch.count; ++i) values[i] = values[i] * core::to_float(factors[i]);
-}
-
 void mask(const Stretch& stretch, ConstPayload bits, float factor) {
   const DF d;
   const VF factors = hn::Set(d, factor);
@@ -96,6 +85,85 @@ void with_result(ElementType type, Work work) {
   });
 }
 
+// The slots of a program, each with room for a stretch.
+constexpr int kLongest = std::max(128, kTileColumns);
+struct Slots {
+  HWY_ALIGN float values[kSlots][kLongest];
+};
+
+// The operands of a step with a tensor.
+template <typename T>
+void gather(const Step& step, const Stretch& stretch, float* operands) {
+  const auto* tensor = static_cast<const T*>(step.tensor);
+  const DF d;
+  const int lanes = static_cast<int>(hn::Lanes(d));
+  for (int i = 0; i < stretch.count;) {
+    const std::int64_t run = (stretch.element + i) / step.run, entry = run % step.entries;
+    // Neighbours that share an entry, or whose entries are neighbours.
+    const std::int64_t together =
+        step.run > 1 ? (run + 1) * step.run - (stretch.element + i) : step.entries - entry;
+    const int end = static_cast<int>(std::min<std::int64_t>(stretch.count, i + together));
+    if (step.run > 1) {
+      std::fill(operands + i, operands + end, core::to_float(tensor[entry]));
+    } else {
+      const T* from = tensor + entry;
+      int k = i;
+      for (; k + lanes <= end; k += lanes)
+        hn::StoreU(load_floats(d, from + (k - i)), d, operands + k);
+      for (; k < end; ++k) operands[k] = core::to_float(from[k - i]);
+    }
+    i = end;
+  }
+}
+
+// x = operation(x, operand) for each value.
+template <typename Operation>
+HWY_INLINE void combine(const Step& step, const Stretch& stretch, const Slots& slots,
+                        Operation operation) {
+  const DF d;
+  HWY_ALIGN float gathered[kLongest];
+  const float* operands = slots.values[step.slot];
+  if (step.from == Step::From::kTensor) {
+    with_result(step.type, [&]<typename T>() { gather<T>(step, stretch, gathered); });
+    operands = gathered;
+  }
+  const VF factor = hn::Set(d, step.factor);
+  for (int i = 0; i < stretch.count; i += static_cast<int>(hn::Lanes(d))) {
+    const VF operand =
+        step.from == Step::From::kNumber ? factor : hn::Mul(factor, hn::Load(d, operands + i));
+    hn::Store(operation(hn::Load(d, stretch.values + i), operand), d, stretch.values + i);
+  }
+}
+
+void copy(const float* from, int count, float* to) {
+  const DF d;
+  for (int i = 0; i < count; i += static_cast<int>(hn::Lanes(d)))
+    hn::Store(hn::Load(d, from + i), d, to + i);
+}
+
+void take_step(const Step& step, const Stretch& stretch, Slots& slots) {
+  const auto product = [](VF a, VF b) HWY_ATTR { return hn::Mul(a, b); };
+  switch (step.kind) {
+    case Step::Kind::kAdd:
+      return combine(step, stretch, slots, [](VF a, VF b) HWY_ATTR { return hn::Add(a, b); });
+    case Step::Kind::kMultiply:
+      return combine(step, stretch, slots, product);
+    case Step::Kind::kSquare:
+      return apply([&](VF x) HWY_ATTR { return product(x, x); }, stretch.values, stretch.count);
+    case Step::Kind::kCube:
+      return apply([&](VF x) HWY_ATTR { return product(product(x, x), x); }, stretch.values,
+                   stretch.count);
+    case Step::Kind::kActivate:
+      return activate(step.activation, stretch.values, stretch.count);
+    case Step::Kind::kMask:
+      return mask(stretch, step.mask, step.factor);
+    case Step::Kind::kKeep:
+      return copy(stretch.values, stretch.count, slots.values[step.slot]);
+    case Step::Kind::kTake:
+      return copy(slots.values[step.slot], stretch.count, stretch.values);
+  }
+}
+
 void finish(const GroupFormat& format, const Epilogue& epilogue, const Stretch& stretch,
             void* destination) {
   const auto [values, element, count] = stretch;
@@ -106,12 +174,8 @@ void finish(const GroupFormat& format, const Epilogue& epilogue, const Stretch& 
   if (epilogue.columns.weight != nullptr)
     restore_elements<false>(core::columns_as_rows(epilogue.columns), values, element, count,
                             values);
-  activate(epilogue.activation, values, count);
-  if (epilogue.product != nullptr)
-    with_result(epilogue.product_type, [&]<typename T>() {
-      multiply(stretch, static_cast<const T*>(epilogue.product) + stretch.element);
-    });
-  if (epilogue.mask.data != nullptr) mask(stretch, epilogue.mask, epilogue.mask_factor);
+  Slots slots;
+  for (const Step& step : epilogue.steps) take_step(step, stretch, slots);
   with_result(epilogue.result_type, [&]<typename T>() {
     store(stretch, static_cast<T*>(destination) + stretch.element);
   });

@@ -25,6 +25,22 @@ bool same_statistics(const Normalisation& a, const Normalisation& b) {
          a.rows.run == b.rows.run && a.rows.count == b.rows.count;
 }
 
+std::optional<std::vector<Step>> steps_of(const Finish& finish) {
+  std::vector<Step> steps;
+  for (const auto& [operation, tensor] : finish.steps) {
+    Step& step = steps.emplace_back(operation);
+    if (step.kind == Step::Kind::kMask) {
+      step.mask = {tensor.const_data_ptr(), static_cast<std::size_t>(tensor.nbytes())};
+    } else if (step.from == Step::From::kTensor) {
+      const auto type = element_type(tensor.scalar_type());
+      if (!is_floating(type)) return std::nullopt;
+      step.tensor = tensor.const_data_ptr();
+      step.type = *type;
+    }
+  }
+  return steps;
+}
+
 }  // namespace
 
 std::optional<at::Tensor> unpack_finished(const at::Tensor& payload, const GroupFormat& format,
@@ -47,16 +63,9 @@ std::optional<at::Tensor> unpack_finished(const at::Tensor& payload, const Group
     epilogue.columns = {finish.weight.const_data_ptr<float>(),
                         finish.bias.defined() ? finish.bias.const_data_ptr<float>() : nullptr,
                         finish.run, finish.columns};
-  epilogue.activation = finish.activation;
-  if (finish.product.defined()) {
-    const auto product_type = element_type(finish.product.scalar_type());
-    if (!is_floating(product_type)) return std::nullopt;
-    epilogue.product = finish.product.const_data_ptr();
-    epilogue.product_type = *product_type;
-  }
-  if (finish.mask.defined())
-    epilogue.mask = {finish.mask.const_data_ptr(), static_cast<std::size_t>(finish.mask.nbytes())};
-  epilogue.mask_factor = static_cast<float>(finish.factor);
+  const auto steps = steps_of(finish);
+  if (!steps) return std::nullopt;
+  epilogue.steps = *steps;
   if (!validate(from, epilogue).ok()) return std::nullopt;
   const c10::DeviceGuard guard(payload.device());
   at::Tensor result = allocate({format.count}, {1}, type, payload.device());

@@ -8,6 +8,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <optional>
+#include <vector>
 
 #include "backfold/epilogue.h"
 #include "torch/codec/codec.h"
@@ -20,10 +21,11 @@ struct Finish {
   std::optional<Normalisation> norm;
   at::Tensor weight, bias;  // by column, fp32; undefined: none
   std::int64_t run = 1, columns = 0;
-  Activation activation = Activation::kNone;
-  at::Tensor product;  // times this, element by element
-  at::Tensor mask;     // payload of a predicate: zero where its bit is
-  double factor = 1;   // of the rest
+  struct Operation {
+    Step step;          // without memory
+    at::Tensor tensor;  // its operand, or payload of the predicate that masks
+  };
+  std::vector<Operation> steps;
 };
 
 // `packed_by` is how the values were normalised before they were packed, if they were. None where

@@ -46,7 +46,13 @@ struct Recipe {
     kNone,
     kCast,
     kMask,
+    kSum,
+    kDifference,
+    kReverseDifference,
     kProduct,
+    kQuotient,  // by a number
+    kNegative,
+    kPower,
     kGelu,
     kSilu,
     kSigmoid,

@@ -113,11 +113,25 @@ class Derived {
   std::vector<Site*> roots() const;
 
  private:
-  // A chain of recipes as one kernel does it: what is done to the values of which packet.
+  // Recipes as one kernel runs them: what is done to the values of which packet.
   struct OnePass {
-    Finish finish;
-    int stage = 7;  // of the next recipe: below those above it
+    struct Planned {
+      Step step;
+      std::optional<Source> operand;
+      const Derived* maker = nullptr;  // whose source the operand is
+      bool spread = false;             // over more elements than it has
+      at::Tensor mask;
+    };
     std::shared_ptr<SharedPacket> packet;
+    const void* start = nullptr;  // whose values the steps begin with: the packet's, or a norm's
+    Finish finish;                // without its steps
+    std::vector<Planned> steps;
+    bool starts_again = false;  // a later step begins with them once more
+    bool keeps_other = false;   // the second slot is taken
+
+    bool add(const Step& step);
+    bool start_again();
+    bool begins_with(const Source& source) const;
   };
 
   c10::Storage shared(bool share);
@@ -129,6 +143,10 @@ class Derived {
   bool join(OnePass& pass);
   bool add_to(OnePass& pass) const;
   bool add_norm(OnePass& pass) const;
+  bool add_mask(OnePass& pass) const;
+  bool add_pair(Step::Kind kind, double of_self, double of_other, OnePass& pass) const;
+  bool add_branch(const Source& source, Step step, OnePass& pass) const;
+  bool add_operand(const Source& source, Step step, OnePass& pass) const;
   bool follow(const Source& source, OnePass& pass) const;
   bool in_same_order(const View& view) const;
   std::optional<c10::Storage> run_in_one_pass() const;
