@@ -45,6 +45,7 @@ struct ReportPlan {
   double mean_bits = 0;         // of a code, over the elements of lossy tensors
   double error = 0;             // error energy added to the gradient
   double uniform_error = 0;     // the same with one width everywhere that takes no more memory
+  bool raised = false;          // beyond the target, at which the gradient would drown in noise
   // Places kept unfolded whatever the target, because rounding them would have added more energy
   // to the gradient than it has itself.
   std::vector<std::string> kept;

@@ -26,8 +26,12 @@ std::optional<double> most_error(const State& state) {
   return noisy_width(state) ? *energy : kPart * *energy;
 }
 
-// Names each place once.
-void tell_of_kept(Planning& planning) {
+// Says once that the target cannot be kept, and names each place that is kept exact once.
+void tell_of_noise(Planning& planning) {
+  if (planning.plan->raised && !std::exchange(planning.told_raised, true))
+    TORCH_WARN("backfold: with ", name_of(planning.target->kind), "=", planning.target->value,
+               " rounding would drown the gradient in noise: the plan takes ",
+               planning.plan->mean_bits, " bits on average, beyond what was asked for");
   std::string names;
   for (const std::string& name : planning.plan->kept)
     if (planning.told_kept.insert(name).second) names += (names.empty() ? "" : ", ") + name;
@@ -48,6 +52,7 @@ StoreOptions options_now(State& state) {
   StoreOptions options = state.options;
   options.spares_small =
       planning.target && planning.target->kind == Target::Kind::kBits && !planning.plan;
+  options.bytes_first = planning.target && planning.target->kind != Target::Kind::kBits;
   options.wants_scores = state.probing.running || planning.scores == Planning::Scores::kWanted;
   return options;
 }
@@ -72,7 +77,7 @@ void replan(State& state) {
   }
   planning.plan = make_plan(*state.sites, planning.reference, *planning.target, state.blocks.steps,
                             most_error(state));
-  tell_of_kept(planning);
+  tell_of_noise(planning);
   state.options.bits = widest_within(planning.plan->mean_bits);
   if (!plan_samples(*state.sites, state.policy)) planning.scores = Planning::Scores::kWanted;
 }

@@ -61,6 +61,7 @@ struct Planning {
   std::optional<double> gradient_energy;  // of the last pass that was measured
   std::optional<PlanSummary> plan;        // the last one
   std::set<std::string> told_kept;        // places that a warning has named
+  bool told_raised = false;               // that plans take more than was asked for
   bool outgrown = false;                  // a step was larger than the plan knew
   // Called before each plan, with what was measured: where several processes train one model, here
   // they make it the same for all.

@@ -196,7 +196,7 @@ void Entry::note_reference() {
   for (Site& site : state_->sites->sites()) {
     const Ledger& ledger = site.ledger;
     if (ledger.step != state_->blocks.steps || ledger.kind == Kind::kParameter) continue;
-    site.reference = ledger.lossy;
+    site.reference = ledger.lossy.elements > 0 ? ledger.lossy : ledger.apart;
     // What a rule is for is no business of the plan.
     if (ledger.lossy.elements == 0 || site.rule != Policy::kNone)
       reference.fixed_bytes += ledger.held_bytes;

@@ -87,6 +87,7 @@ struct Ledger {
   const Site* source = nullptr;
   std::int64_t moved_bytes = 0;
   Footprint lossy;  // of the packets whose width is a matter of choice
+  Footprint apart;  // of packets that tensors made from rounded ones would have
 };
 
 // The error energy that folding a site adds to the gradient of all parameters, by width.
@@ -144,7 +145,7 @@ struct Site {
 
   std::optional<Choice> choice;  // the plan's
   Sensitivity sensitivity;
-  Footprint reference;          // of the largest step seen
+  Footprint reference;          // of the largest step seen; of a derived site what it would take
   bool tried = false;           // a plan was made that knew of this site
   bool zero_exact = false;      // its packets keep zeros and signs
   std::int64_t last_step = -1;  // that packed something here

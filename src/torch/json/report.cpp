@@ -31,13 +31,10 @@ Json row_as_json(const ReportRow& row) {
 }
 
 Json plan_as_json(const ReportPlan& plan) {
-  return {{"step", plan.step},
-          {"sites", plan.sites},
-          {"held_bytes", plan.held_bytes},
-          {"mean_bits", plan.mean_bits},
-          {"error", plan.error},
-          {"uniform_error", plan.uniform_error},
-          {"kept", plan.kept}};
+  return {
+      {"step", plan.step},           {"sites", plan.sites}, {"held_bytes", plan.held_bytes},
+      {"mean_bits", plan.mean_bits}, {"error", plan.error}, {"uniform_error", plan.uniform_error},
+      {"raised", plan.raised},       {"kept", plan.kept}};
 }
 
 }  // namespace

@@ -16,6 +16,7 @@ Json summary_as_json(const PlanSummary& plan) {
           {"mean_bits", as_json(plan.mean_bits)},
           {"error", as_json(plan.error)},
           {"uniform_error", as_json(plan.uniform_error)},
+          {"raised", plan.raised},
           {"kept", plan.kept}};
 }
 
@@ -26,6 +27,7 @@ PlanSummary summary_from_json(const Fields& fields) {
           .mean_bits = as_number(fields["mean_bits"], kState),
           .error = as_number(fields["error"], kState),
           .uniform_error = as_number(fields["uniform_error"], kState),
+          .raised = fields.get<bool>("raised"),
           .kept = fields.get<std::vector<std::string>>("kept")};
 }
 

@@ -43,6 +43,18 @@ void Bundle::add(const Site& site, const Sensitivity& sensitivity) {
       {floor, errors.empty() ? site.floor : errors.front().first, site.zero_exact ? 2 : 1});
 }
 
+Bundle Bundle::without(const Site& site) const {
+  Bundle rest;
+  rest.root = root;
+  rest.add(*root, root->sensitivity);
+  for (const Rider& rider : riders) {
+    if (rider.site == &site) continue;
+    rest.riders.push_back(rider);
+    rest.add(*rider.site, *rider.sensitivity);
+  }
+  return rest;
+}
+
 double Bundle::error(int bits) const {
   double sum = error_at(root->sensitivity, bits);
   for (const Rider& rider : riders) sum += error_at(*rider.sensitivity, bits);
@@ -107,7 +119,22 @@ int width_from(const Target& target, const Bundle& bundle, int least) {
                        [least](int width) { return width >= least; });
 }
 
-std::vector<Option> options_for(const Target& target, const Bundle& bundle, int uniform) {
+namespace {
+
+// The sites of a bundle that could have packets of their own: derived from its packet alone,
+// measured, and smaller than it.
+std::vector<const Bundle::Rider*> separable(const Bundle& bundle) {
+  std::vector<const Bundle::Rider*> found;
+  for (const Bundle::Rider& rider : bundle.riders) {
+    const Footprint& own = rider.site->reference;
+    if (rider.site->derived && rider.site->also.empty() && own.elements > 0 &&
+        own.elements < bundle.root->reference.elements && !rider.sensitivity->errors.empty())
+      found.push_back(&rider);
+  }
+  return found;
+}
+
+std::vector<Option> by_width(const Target& target, const Bundle& bundle, int uniform) {
   const Footprint& reference = bundle.root->reference;
   std::vector<int> widths = widths_for(target, bundle);
   if (!bundle.measured) widths = {uniform};
@@ -117,6 +144,32 @@ std::vector<Option> options_for(const Target& target, const Bundle& bundle, int 
                        bytes_at(reference, width, bundle.grouping()),
                        cost_at(target, reference, width, bundle.grouping()),
                        bundle.error(width)});
+  return options;
+}
+
+void add_cuts(const Target& target, const Bundle& bundle, int uniform,
+              std::vector<Option>& options) {
+  for (const Bundle::Rider* rider : separable(bundle)) {
+    const Footprint& own = rider->site->reference;
+    for (const Option& rest : by_width(target, bundle.without(*rider->site), uniform))
+      for (const int width : kCodeWidths) {
+        if (width <= rest.choice.bits || width >= 8 * own.element_bytes) continue;
+        Option cut = rest;
+        cut.bytes += bytes_at(own, width, {});
+        cut.cost += cost_at(target, own, width, {});
+        cut.error += error_at(*rider->sensitivity, width);
+        cut.apart = {{rider->site, {width, {}}}};
+        options.push_back(std::move(cut));
+      }
+  }
+}
+
+}  // namespace
+
+std::vector<Option> options_for(const Target& target, const Bundle& bundle, int uniform) {
+  const Footprint& reference = bundle.root->reference;
+  std::vector<Option> options = by_width(target, bundle, uniform);
+  if (bundle.measured) add_cuts(target, bundle, uniform, options);
   for (const Sensitivity::Offer& offer : bundle.offers()) {
     const auto elements = static_cast<double>(reference.elements);
     const auto bytes = static_cast<std::int64_t>(std::ceil(elements * offer.bits / 8));

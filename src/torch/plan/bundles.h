@@ -31,6 +31,8 @@ struct Bundle {
   bool measured = false;
 
   void add(const Site& site, const Sensitivity& sensitivity);
+  // The same without that rider.
+  Bundle without(const Site& site) const;
   double error(int bits) const;
   // The table that says which grouping and codecs suit the packet.
   const Sensitivity& ranked() const;
@@ -47,6 +49,8 @@ struct Option {
   Choice choice;
   std::int64_t bytes = 0, cost = 0;  // cost is in the unit of the target
   double error = 0;
+  // Derived sites that get packets of their own.
+  std::vector<std::pair<Site*, Choice>> apart = {};
 };
 
 std::int64_t bytes_at(const Footprint& reference, int bits, const Grouping& grouping);
@@ -54,7 +58,10 @@ std::int64_t bytes_at(const Footprint& reference, int bits, const Grouping& grou
 // The narrowest width from `least` up that the bundle allows, or its widest if all are narrower.
 int width_from(const Target& target, const Bundle& bundle, int least);
 
-// Every option for a bundle. One that was not measured has a single width, `uniform`.
+// Every option for a bundle: its widths, codecs of the menu, and cuts, in which derived sites have
+// packets of their own, of more bits. (A packet of the same size is never worth it: the root would
+// serve both at those bits. One of a smaller tensor may be.) A bundle that was not measured has a
+// single width, `uniform`.
 std::vector<Option> options_for(const Target& target, const Bundle& bundle, int uniform);
 
 // The bundle kept unfolded. That costs nothing against a target of bits or ratio, which then holds

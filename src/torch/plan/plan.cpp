@@ -103,14 +103,19 @@ int uniform_width(const SiteTable& sites, const StepReference& reference, const 
 
 namespace {
 
+// How far a plan may go beyond a target of bits or ratio before it leaves tensors unfolded. A few
+// bits more for the worst of them take far less memory than those tensors do.
+constexpr double kMoreRoom[] = {1.125, 1.25, 1.5, 1.75, 2};
+
 struct Solution {
   std::vector<Bundle> bundles;
   std::vector<Option> options;  // one per bundle
   double error = 0, uniform_error = 0;
 };
 
+// With `room` times what the target allows.
 Solution solve(SiteTable& sites, const StepReference& reference, const Target& target,
-               std::int64_t step, const std::set<const Site*>& kept = {}) {
+               std::int64_t step, const std::set<const Site*>& kept = {}, double room = 1) {
   Solution solution;
   solution.bundles = bundles_of(sites, step);
   std::vector<Bundle> open = solution.bundles;
@@ -131,7 +136,8 @@ Solution solve(SiteTable& sites, const StepReference& reference, const Target& t
                  ->bytes;
     menus.push_back(std::move(menu));
   }
-  std::int64_t allowed = allowance(target, reference, open);
+  auto allowed =
+      static_cast<std::int64_t>(room * static_cast<double>(allowance(target, reference, open)));
   // If floors rule the mean out, the plan comes as close to it as they allow.
   if (target.kind == Target::Kind::kBits) allowed = std::max(allowed, least);
   if (least > allowed) refuse(sites, reference, target, least, step);
@@ -173,6 +179,13 @@ PlanSummary make_plan(SiteTable& sites, const StepReference& reference, const Ta
                       std::int64_t step, std::optional<double> most) {
   std::set<const Site*> kept;
   Solution solution = solve(sites, reference, target, step);
+  bool raised = false;
+  for (const double room : kMoreRoom) {
+    if (!most || solution.error <= *most || target.kind == Target::Kind::kBudget || raised) break;
+    Solution roomier = solve(sites, reference, target, step, kept, room);
+    raised = roomier.error <= *most;
+    if (raised) solution = std::move(roomier);
+  }
   while (most && solution.error > *most) {
     if (!keep_worst(solution, *most, kept)) break;
     solution = solve(sites, reference, target, step, kept);
@@ -183,6 +196,7 @@ PlanSummary make_plan(SiteTable& sites, const StepReference& reference, const Ta
                       .mean_bits = 0,
                       .error = solution.error,
                       .uniform_error = solution.uniform_error,
+                      .raised = raised,
                       .kept = {}};
   for (const Bundle& bundle : solution.bundles)
     for (const Bundle::Rider& rider : bundle.riders) rider.site->choice.reset();
@@ -196,6 +210,12 @@ PlanSummary make_plan(SiteTable& sites, const StepReference& reference, const Ta
       // One that is made from several packets takes what the least of them has.
       auto& choice = rider.site->choice;
       if (!choice || option.choice.bits < choice->bits) choice = option.choice;
+    }
+    for (const auto& [site, choice] : option.apart) {
+      site->choice = choice;
+      site->tried = true;
+      elements += static_cast<double>(site->reference.elements);
+      bits += static_cast<double>(site->reference.elements * choice.bits);
     }
     summary.sites += bundle.measured;
     const Footprint& footprint = bundle.root->reference;

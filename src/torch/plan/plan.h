@@ -46,8 +46,9 @@ int uniform_width(const SiteTable& sites, const StepReference& reference, const 
                   std::int64_t step);
 
 // Chooses a width and grouping for every site with a table and writes it to the site. If the plan's
-// error would exceed `most`, if given, the sites that cause it are kept unfolded. They count
-// towards a budget, but not towards a target of bits or ratio.
+// error would exceed `most`, if given, it takes up to twice what a target of bits or ratio allows.
+// Where that is not enough, or not allowed, the sites that cause the error are kept unfolded. They
+// count towards a budget, but not towards a target of bits or ratio.
 PlanSummary make_plan(SiteTable& sites, const StepReference& reference, const Target& target,
                       std::int64_t step, std::optional<double> most);
 

@@ -200,7 +200,10 @@ std::optional<Saved> Store::derive(Saving& saving, Tracked& tracked) {
   describe(ledger, Kind::kDerived, effort.rounded ? effort.bits : 0, "made again", instead);
   note_recipe(ledger, effort);
   note_roots(saving.site, made->roots());
-  if (saving.site.root) saving.site.floor = std::max(saving.site.floor, saving.demand.bits);
+  if (saving.site.root) {
+    saving.site.floor = std::max(saving.site.floor, saving.demand.bits);
+    count_packet(ledger.apart, tensor, tensor.numel());
+  }
   return saved(saving, view_in_span(tensor, 0), made, false);
 }
 

@@ -105,6 +105,7 @@ void Effort::add(const Effort& other) {
   bytes_moved += other.bytes_moved;
   leaves.insert(other.leaves.begin(), other.leaves.end());
   rounded |= other.rounded;
+  one_pass &= other.one_pass;
   bits = std::min(bits, other.bits);
 }
 

@@ -53,6 +53,7 @@ struct Effort {
   std::int64_t bytes_moved = 0;
   std::map<const void*, Leaf> leaves;  // packets and references, each once
   bool rounded = false;                // some leaf is
+  bool one_pass = true;                // as far as the operators tell
   int bits = 16;                       // the fewest of a rounded one
 
   // Bytes of memory that nobody else keeps.

@@ -38,13 +38,13 @@ void describe(Ledger& ledger, Kind kind, int bits, const char* reason, std::int6
   ledger.kind_bytes = held;
 }
 
-void count_lossy(Ledger& ledger, const at::Tensor& tensor, std::int64_t count) {
+void count_packet(Footprint& footprint, const at::Tensor& tensor, std::int64_t count) {
   const auto groups = groups_of(tensor);
-  ledger.lossy.elements += count;
-  ledger.lossy.packets += 1;
-  ledger.lossy.element_bytes = static_cast<std::int64_t>(tensor.element_size());
+  footprint.elements += count;
+  footprint.packets += 1;
+  footprint.element_bytes = static_cast<std::int64_t>(tensor.element_size());
   for (std::size_t i = 0; i < groups.size(); ++i)
-    ledger.lossy.groups[i] += groups[i] > 0 ? groups[i] : groups[0];
+    footprint.groups[i] += groups[i] > 0 ? groups[i] : groups[0];
 }
 
 Saved Store::pass(Saving& saving, Kind kind, const char* reason) {
@@ -198,10 +198,10 @@ Saved Store::pack(Saving& saving, Tracked& tracked, const Treatment& treatment, 
     saving.site.zero_exact = treatment.kind == Kind::kZeroExact;
     saving.site.last_step = saving.step;
     saving.site.floor = std::max(saving.site.floor, saving.demand.bits);
-    count_lossy(ledger, tensor, count);
+    count_packet(ledger.lossy, tensor, count);
   } else if (treatment.kind == Kind::kPerSample) {
     saving.site.root = nullptr;
-    count_lossy(ledger, tensor, count);
+    count_packet(ledger.lossy, tensor, count);
   }
   return saved(saving, packet->packed_view(), packet, treatment.kind == Kind::kPredicate);
 }

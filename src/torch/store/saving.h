@@ -33,7 +33,7 @@ void describe(Ledger& ledger, Kind kind, int bits, const char* reason, std::int6
               const Grouping& grouping = {});
 
 // Counts a tensor whose width is a matter of choice.
-void count_lossy(Ledger& ledger, const at::Tensor& tensor, std::int64_t count);
+void count_packet(Footprint& footprint, const at::Tensor& tensor, std::int64_t count);
 
 }  // namespace backfold::torch_layer
 

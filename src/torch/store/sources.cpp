@@ -3,9 +3,9 @@
 // What a tensor can be made again from.
 //
 // A chain of recipes leads from a tensor to what is kept: packets and references of earlier saves,
-// parameters, and memory that is still alive and smaller. It is bounded in operators, bytes moved
-// and large sources; making a tensor again may still cost several times what decoding a packet of
-// its own would.
+// parameters, and memory that is still alive and smaller. It is bounded in operators, large sources
+// and bytes moved: where a packet of its own would be made and read in half the time, a tensor has
+// one, unless the user asked for a number of bytes.
 
 #include <algorithm>
 
@@ -18,6 +18,9 @@ namespace {
 // GPT-2's GELU, written out by hand under autocast, takes ten.
 constexpr std::size_t kMostOperations = 12;
 constexpr std::int64_t kMostBytesMoved = 64;  // times the bytes of the tensor
+// The same for rounded tensors, one kernel after the other, where time counts as much as bytes:
+// twice what packing and unpacking a tensor moves.
+constexpr std::int64_t kWorthItsTime = 5;
 // Large ones. A product has two; each residual connection that a chain runs through adds one.
 constexpr int kMostSources = 2;
 
@@ -133,6 +136,7 @@ std::vector<Source> Store::sources_of(const Value& value, const Need& need, Effo
   const auto arguments = static_cast<int>(value.arguments.size());
   std::vector<Source> sources;
   effort.operators.push_back(&op);
+  effort.one_pass &= op.recipe->fused != Recipe::Fused::kNone;
   for (const Value::Input& input : value.inputs) {
     Need of_input = need;
     of_input.exact |= input.position >= arguments ||
@@ -149,9 +153,11 @@ std::vector<Source> Store::sources_of(const Value& value, const Need& need, Effo
   effort.bytes_moved += bytes;
   const auto large = std::count_if(effort.leaves.begin(), effort.leaves.end(),
                                    [&](const auto& one) { return 4 * one.second.bytes > bytes; });
-  const bool affordable = effort.operators.size() <= kMostOperations && large <= kMostSources &&
-                          effort.bytes_moved <= kMostBytesMoved * bytes &&
-                          effort.instead() <= need.instead;
+  const bool hurries = effort.rounded && !effort.one_pass && !options_.bytes_first;
+  const bool affordable =
+      effort.operators.size() <= kMostOperations && large <= kMostSources &&
+      effort.bytes_moved <= (hurries ? kWorthItsTime : kMostBytesMoved) * bytes &&
+      effort.instead() <= need.instead;
   return affordable ? std::move(sources) : std::vector<Source>();
 }
 

@@ -135,7 +135,7 @@ Saved Store::save(const at::Tensor& tensor, Site& site, const Demand& demand, st
     if (treatment.by_choice) {
       site.root = nullptr;
       site.last_step = step;
-      count_lossy(site.ledger, tensor, tensor.numel());
+      count_packet(site.ledger.lossy, tensor, tensor.numel());
     }
     return held;
   }

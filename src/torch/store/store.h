@@ -35,6 +35,7 @@ struct StoreOptions : WidthRules {
   std::uint64_t seed = 0;
   bool observe_only = false;  // pack nothing, count everything
   bool derive = true;         // make again what a recipe can
+  bool bytes_first = false;   // also what takes longer than a packet of its own would
   bool wants_scores = false;  // of samples whose widths are about to be planned
   SampleIds samples;          // of the batch, where the user gave them
 };
