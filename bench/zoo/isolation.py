@@ -13,24 +13,30 @@ import typing
 from collections.abc import Callable, Iterable, Iterator
 
 import torch
-from errors import NotComparable, Task, measure
+from errors import NotComparable, Task
 
 MEASURED, NOT_BUILT, NOT_COMPARABLE, FAILED = "measured", "not built", "not comparable", "failed"
 
 
 @dataclasses.dataclass
-class Row:
-    """The outcome for one architecture."""
+class Outcome:
+    """Whether one architecture could be measured. What was found is added by those derived."""
 
     library: str
     name: str
     status: str = FAILED
+    seconds: float = 0.0
+    reason: str = ""
+
+
+@dataclasses.dataclass
+class Row(Outcome):
+    """The errors of one architecture."""
+
     errors: list[float] = dataclasses.field(default_factory=list)  # by step
     bitwise: bool = False
     repeats: bool = False
     parameters: int = 0
-    seconds: float = 0.0
-    reason: str = ""
     messages: list[str] = dataclasses.field(default_factory=list)
 
     @property
@@ -39,8 +45,12 @@ class Row:
 
 
 class Job(typing.NamedTuple):
-    row: Row
+    row: Outcome
     build: Callable[[str], Task]
+
+
+# Its result's attributes become the row's.
+Measure = Callable[[Task], object]
 
 
 def shortened(error: BaseException) -> str:
@@ -53,9 +63,7 @@ def seeded(job: Job) -> Task:
     return job.build(job.row.name)
 
 
-def in_child(
-    job: Job, bits: float | None, steps: int, gibibytes: float, pipe: typing.Any, quiet: bool
-) -> None:
+def in_child(job: Job, measure: Measure, gibibytes: float, quiet: bool, pipe: typing.Any) -> None:
     """Sends the row twice: before measuring, in case of a crash, and after."""
     torch.set_num_threads(1)
     limit = int(gibibytes * 2**30)
@@ -71,7 +79,7 @@ def in_child(
         row.status, row.reason = FAILED, "the process ended"
         pipe.send(row)
         row.reason = ""
-        for name, value in vars(measure(task, bits, steps)).items():
+        for name, value in vars(measure(task)).items():
             setattr(row, name, value)
         row.status = MEASURED
     except NotComparable as error:
@@ -88,10 +96,7 @@ class Child:
         context = multiprocessing.get_context("fork")  # the parent's imports are available at once
         self.row = dataclasses.replace(job.row, status=NOT_BUILT, reason="the process ended")
         self.pipe, other = context.Pipe(duplex=False)
-        bits, steps, gibibytes, quiet = arguments
-        self.process = context.Process(
-            target=in_child, args=(job, bits, steps, gibibytes, other, quiet), daemon=True
-        )
+        self.process = context.Process(target=in_child, args=(job, *arguments, other), daemon=True)
         self.began = time.monotonic()
         self.deadline = self.began + timeout
         self.process.start()
@@ -118,20 +123,19 @@ class Child:
 
 def measured(
     jobs: Iterable[Job],
-    bits: float | None,
-    steps: int,
+    measure: Measure,
     workers: int,
     timeout: float,
     gibibytes: float,
     quiet: bool = True,
-) -> Iterator[Row]:
+) -> Iterator[typing.Any]:
     """Rows as they come, `workers` at a time."""
     waiting, running = list(jobs)[::-1], []
     sys.stdout.flush()
     try:
         while waiting or running:
             while waiting and len(running) < workers:
-                arguments = (bits, steps, gibibytes, quiet)
+                arguments = (measure, gibibytes, quiet)
                 running.append(Child(waiting.pop(), arguments, timeout))
             multiprocessing.connection.wait([child.pipe for child in running], timeout=1)
             for child in list(running):

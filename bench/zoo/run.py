@@ -18,6 +18,7 @@ bits=None must equal plain's, bit for bit; the error of the folded one is ||fold
 import argparse
 import dataclasses
 import fnmatch
+import functools
 import importlib
 import json
 import os
@@ -33,6 +34,7 @@ try:
     import isolation
     import tables
     import torch
+    from errors import measure
     from tqdm import tqdm
     from vision_libraries import find_vision_libraries
 except ImportError as error:
@@ -46,21 +48,26 @@ LIBRARIES = {
 }
 
 
-def jobs_of(library: str, pattern: str) -> list[isolation.Job]:
+def jobs_of(library: str, pattern: str, row: type[isolation.Outcome]) -> list[isolation.Job]:
     module = importlib.import_module(LIBRARIES[library])
     return [
-        isolation.Job(isolation.Row(library, name), module.build)
+        isolation.Job(row(library, name), module.build)
         for name in module.names()
         if fnmatch.fnmatch(name, pattern) or fnmatch.fnmatch(f"{library}/{name}", pattern)
     ]
 
 
-def all_jobs(libraries: list[str], pattern: str, demanded: bool) -> list[isolation.Job]:
+def all_jobs(
+    libraries: list[str],
+    pattern: str,
+    demanded: bool,
+    row: type[isolation.Outcome] = isolation.Row,
+) -> list[isolation.Job]:
     found = []
     for library in libraries:
         try:
             importlib.import_module(library)
-            found += jobs_of(library, pattern)
+            found += jobs_of(library, pattern, row)
         except ImportError as error:
             if demanded:
                 sys.exit(f"bench/zoo/run.py: {library} cannot be imported: {error}")
@@ -85,8 +92,7 @@ def measure_all(arguments: argparse.Namespace) -> list[isolation.Row]:
     rows: list[isolation.Row] = []
     results = isolation.measured(
         jobs,
-        arguments.bits,
-        arguments.steps,
+        functools.partial(measure, bits=arguments.bits, steps=arguments.steps),
         arguments.jobs,
         arguments.timeout,
         arguments.memory,

@@ -113,11 +113,27 @@ BINARY = {
 ARRANGED = {
     "transposed copy": lambda h: h.t().contiguous(),
     "cat": lambda h: torch.cat([h, h.sin()], 1),
+    "stack": lambda h: torch.stack([h, h.sin()], 1),
     "roll": lambda h: h.roll(3, 0),
     "flip": lambda h: h.flip(0),
     "pad": lambda h: functional.pad(h, (1, 2)),
     "repeat": lambda h: h.repeat(2, 1),
     "expand, copied": lambda h: h.unsqueeze(0).expand(2, SIZE, SIZE).reshape(2 * SIZE, SIZE),
+}
+MAPS = {
+    "max_pool2d": lambda h: functional.max_pool2d(h[None, None], 3, 1, 1),
+    "avg_pool2d": lambda h: functional.avg_pool2d(h[None, None], 3, 1, 1),
+    "upsample_nearest2d": lambda h: functional.interpolate(h[None, None], scale_factor=2),
+    "upsample_bilinear2d": lambda h: functional.interpolate(
+        h[None, None], scale_factor=2, mode="bilinear"
+    ),
+    **{
+        f"{mode}_pad{d}d": lambda h, d=d, mode=mode: functional.pad(
+            h.reshape(1, *(2,) * (d - 1), -1, SIZE), (0, 1) * d, mode=mode
+        )
+        for mode in ("reflect", "replicate")
+        for d in (1, 2, 3)
+    },
 }
 NORMS = {
     "layer_norm": with_constant(ROW, lambda h, row: functional.layer_norm(h, row.shape, row, row)),
@@ -139,7 +155,7 @@ WRITING = {
     "add_ itself": lambda h: h.sin().add_(h),
     "a chain of three": lambda h: (h * 2).add_(1).mul_(0.5).relu_(),
 }
-OPERATORS = UNARY | BINARY | ARRANGED | NORMS | WRITING
+OPERATORS = UNARY | BINARY | ARRANGED | MAPS | NORMS | WRITING
 
 
 NOT_DERIVED = "not derived"

@@ -149,6 +149,27 @@ def test_zeros_of_a_relu_are_exact(device, bits):
     assert (made[exact > 0] < 0).any()
 
 
+def test_a_maximum_is_where_it_was(device):
+    # Not where rounded values have theirs, which is too large on average.
+    torch.manual_seed(0)
+    pool = nn.MaxPool2d(3, 1)
+    model = nn.Sequential(nn.Conv2d(3, 16, 3), nn.GELU(), pool, nn.Conv2d(16, 4, 1)).to(device)
+    x, nodes, fold = leaf(*IMAGES, device=device).detach(), {}, controller(4, model)
+    for at in (1, 3):
+        model[at].register_forward_hook(lambda _, __, out, at=at: nodes.update({at: out.grad_fn}))
+    with fold:
+        loss = model(x).square().mean()
+    place = sites(fold, module="3", slot="input")[0]
+    assert place["kind"] == "derived" and place["recipe"] == "max_pool2d_with_indices, gelu"
+    rounded = functional.gelu(nodes[1]._saved_self)
+    made = nodes[3]._saved_input
+    loss.backward()
+    _, where = functional.max_pool2d(model[:2](x), 3, 1, return_indices=True)
+    expected = rounded.flatten(2).gather(2, where.flatten(2)).view_as(made)
+    torch.testing.assert_close(made, expected)
+    assert (made < pool(rounded) - 1e-3).float().mean() > 0.01
+
+
 @pytest.mark.parametrize("bits", [2, 4])
 def test_statistics_of_a_norm_are_exact(device, bits):
     # Each row of a norm's result, made with the statistics of the first run, has a mean and a size

@@ -10,7 +10,8 @@ from torch import nn
 from torch.nn import functional
 
 PACKED = {"lossy", "zero-exact", "predicate", "bits", "mask", "indices"}
-KINDS = PACKED | {"geometry", "alive", "shared", "parameter", "parameter copy", "raw", "passed"}
+KINDS = PACKED | {"geometry", "alive", "shared", "derived", "parameter", "parameter copy"}
+KINDS |= {"raw", "passed"}
 
 
 def cnn(device: str) -> nn.Sequential:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The nastiest models of bench/run zoo: fresh weights, two samples, 4 bits, four steps."""
 
+import functools
 import os
 import pathlib
 import random
@@ -80,7 +81,9 @@ def test_an_architecture_that_ends_badly_takes_no_other_along(one_thread):
         "behaves": lambda name: restless(),
     }
     jobs = [Job(Row("zoo", name), build) for name, build in builds.items()]
-    rows = {row.name: row for row in measured(jobs, 4, 2, workers=2, timeout=20, gibibytes=12)}
+    two_steps = functools.partial(measure, bits=4, steps=2)
+    found = measured(jobs, two_steps, workers=2, timeout=20, gibibytes=12)
+    rows = {row.name: row for row in found}
     found = {name: row.status for name, row in rows.items()}
     lost = dict.fromkeys(["exits", "hangs", "devours"], FAILED)
     assert found == {"raises": NOT_BUILT, **lost, "behaves": MEASURED}

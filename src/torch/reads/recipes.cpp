@@ -133,14 +133,30 @@ constexpr Recipe kRecipes[] = {
     {.op = "aten::_to_copy", .fused = Fused::kCast},
     {"aten::clone"},
     {"aten::cat"},
+    {"aten::stack"},
     {"aten::roll"},
     {"aten::flip"},
     {"aten::constant_pad_nd"},
+    {"aten::reflection_pad1d"},
+    {"aten::reflection_pad2d"},
+    {"aten::reflection_pad3d"},
+    {"aten::replication_pad1d"},
+    {"aten::replication_pad2d"},
+    {"aten::replication_pad3d"},
     {"aten::repeat"},
     {.op = "aten::index_select", .exact = "index"},
     {.op = "aten::gather", .exact = "index"},
     {.op = "aten::index", .exact = "indices"},
     {.op = "aten::embedding", .exact = "indices"},
+
+    // Maps of another size.
+    {.op = "aten::max_pool2d_with_indices",
+     .on_rounded = OnRounded::kIndices,
+     .first_companion = 1,
+     .companions = 1},
+    {"aten::avg_pool2d"},
+    {"aten::upsample_nearest2d"},
+    {"aten::upsample_bilinear2d"},
 };
 
 at::Tensor by_dropout(const RecipeInputs& inputs) {
@@ -188,6 +204,12 @@ at::Tensor by_statistics(const RecipeInputs& inputs) {
   return y;
 }
 
+at::Tensor by_indices(const RecipeInputs& inputs) {
+  const at::Tensor& indices = inputs.companions[0];
+  const at::Tensor input = inputs.arguments[0].toTensor().flatten(-2);
+  return input.gather(-1, indices.flatten(-2)).reshape(indices.sizes());
+}
+
 }  // namespace
 
 double dropout_scale(const Call& call, at::ScalarType type) {
@@ -211,6 +233,8 @@ at::Tensor made_by_recipe(const RecipeInputs& inputs, bool rounded) {
       return {};
     case OnRounded::kStatistics:
       return by_statistics(inputs);
+    case OnRounded::kIndices:
+      return by_indices(inputs);
     case OnRounded::kBits:
       return at::where(inputs.bits > 0, inputs.arguments[0].toTensor(), 0);
   }

@@ -37,6 +37,7 @@ struct Recipe {
     kSame,        // nothing else
     kStatistics,  // a norm: with the statistics of the first call, never with new ones
     kBits,        // ReLU: by the exact signs that its own backward keeps
+    kIndices,     // a maximum: what lies where the first call found it
   };
   OnRounded on_rounded = OnRounded::kSame;
   // Results of the first call that it takes as well, by index: statistics, a mask.
