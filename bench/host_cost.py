@@ -1,56 +1,107 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Host time per saved tensor in a steady step: hooks, bookkeeping, packing, unpacking.
+"""Host time per operation in a steady step: hooks, bookkeeping, packing, unpacking.
 
     bench/run host
 
-Each tanh in a chain on tiny tensors saves its result. `empty` is a pair of C functions that pass
-the tensor through: the cost of torch's hooks alone. `passed` is Backfold with everything below
-min_bytes: bookkeeping alone. `folded` packs and unpacks 256 elements each, so its kernels take next
-to no time. Best of many runs, one thread.
+Chains of one operation on tiny tensors, whose kernels take next to no time. Best of many runs, one
+thread.
+
+Saved tensors: each tanh saves its result. `empty` is a pair of C functions that pass the tensor
+through: the cost of torch's hooks alone. `passed` is Backfold with everything below min_bytes:
+bookkeeping alone. `folded` packs and unpacks 256 elements each.
+
+Watched operations save nothing, so that only the callback sees them. With derive=True it records
+those that have a recipe; that is the last column. The last line is three operations that save two
+tensors: GELU its input, a product its result, which is packed or derived.
 """
 
 import contextlib
 import itertools
 import time
+from collections.abc import Callable
 
 import backfold
 import torch
+from torch import Tensor
+from torch.nn import functional
 
-LENGTH, RUNS = 200, 60
+LENGTH, RUNS = 200, 100
+
+WATCHED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "view (no recipe)": lambda y, x: y.view(-1),
+    "round (no recipe)": lambda y, x: y.round(),
+    "add, tensor": lambda y, x: y + x,
+    "add, number": lambda y, x: y + 1.0,
+    "add in place": lambda y, x: y.add_(x),
+    "neg": lambda y, x: y.neg(),
+    "clone": lambda y, x: y.clone(),
+    "round, gelu, mul": lambda y, x: functional.gelu(y.round()) * x,
+}
 
 
-def step(x: torch.Tensor, scope: contextlib.AbstractContextManager) -> float:
+def step(
+    x: Tensor, scope: contextlib.AbstractContextManager, operation: Callable[..., Tensor]
+) -> float:
     start = time.perf_counter()
-    y = x
     with scope:
+        y = x * 1
         for _ in range(LENGTH):
-            y = y.tanh()
-    y.backward(torch.ones_like(y))
+            y = operation(y, x)
+    y.backward(x.detach())
     return time.perf_counter() - start
+
+
+def best(
+    x: Tensor,
+    scopes: dict[str, Callable[[], contextlib.AbstractContextManager]],
+    operation: Callable[..., Tensor],
+) -> dict[str, float]:
+    """Microseconds per operation, by scope."""
+    times = dict.fromkeys(scopes, float("inf"))
+    for _ in range(RUNS):  # in turn, so that all run under the same conditions
+        for name, scope in scopes.items():
+            times[name] = min(times[name], step(x, scope(), operation))
+    return {name: seconds / LENGTH * 1e6 for name, seconds in times.items()}
+
+
+def controller(**options: object) -> Callable[[], backfold.Controller]:
+    fold = backfold.Controller(bits=4, **options)
+    return lambda: fold
+
+
+def print_saved(x: Tensor) -> None:
+    scopes = {
+        "plain": contextlib.nullcontext,
+        "empty": lambda: torch.autograd.graph.saved_tensors_hooks(itertools.repeat, next),
+        "passed": controller(min_bytes=1 << 40),
+        "folded": controller(min_bytes=0, derive=False),
+    }
+    times = best(x, scopes, lambda y, x: y.tanh())
+    print(f"{x.device.type}: microseconds per saved tensor, forward and backward")
+    for name, each in times.items():
+        print(f"  {name:8}{each:8.2f}   over empty {each - times['empty']:+7.2f}")
+
+
+def print_watched(x: Tensor) -> None:
+    print(f"{x.device.type}: microseconds per watched operation, forward and backward")
+    print(f"  {'':24}{'plain':>8}{'derive=False':>14}{'derive=True':>13}{'recorded':>10}")
+    for name, operation in WATCHED.items():
+        scopes = {
+            "plain": contextlib.nullcontext,
+            "stored": controller(min_bytes=0, derive=False),
+            "derived": controller(min_bytes=0),
+        }
+        plain, stored, derived = best(x, scopes, operation).values()
+        print(f"  {name:24}{plain:8.2f}{stored:14.2f}{derived:13.2f}{derived - stored:+10.2f}")
 
 
 def main() -> None:
     torch.set_num_threads(1)
     devices = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
     for device in devices:
-        x = torch.randn(256, device=device, requires_grad=True)
-        passed = backfold.Controller(bits=4, min_bytes=1 << 40)
-        folded = backfold.Controller(bits=4, min_bytes=0)
-        scopes = {
-            "plain": contextlib.nullcontext,
-            "empty": lambda: torch.autograd.graph.saved_tensors_hooks(itertools.repeat, next),
-            "passed": lambda passed=passed: passed,
-            "folded": lambda folded=folded: folded,
-        }
-        times = dict.fromkeys(scopes, float("inf"))
-        for _ in range(RUNS):  # in turn, so that all run under the same conditions
-            for name, scope in scopes.items():
-                times[name] = min(times[name], step(x, scope()))
-        print(f"{device}: microseconds per saved tensor, forward and backward")
-        for name, seconds in times.items():
-            each = seconds / LENGTH * 1e6
-            over = (seconds - times["empty"]) / LENGTH * 1e6
-            print(f"  {name:8}{each:8.2f}   over empty {over:+7.2f}")
+        x = torch.rand(256, device=device, requires_grad=True)
+        print_saved(x)
+        print_watched(x)
 
 
 if __name__ == "__main__":

@@ -79,8 +79,7 @@ void observe_overwrite(RunningCall& call) {
 void observe_made(RunningCall& call, c10::ArrayRef<c10::IValue> results) {
   if (!current_entry || !at::GradMode::is_enabled() || results.empty() || !results[0].isTensor())
     return;
-  const at::DisableRecordFunctionGuard unwatched;
-  current_entry->store().record(call, results[0].toTensor(), results);
+  current_entry->store().record(call, results[0].toTensor(), results);  // runs no operator
 }
 
 void observe_region(const char* name) {

@@ -5,6 +5,9 @@
 
 #include <ATen/core/grad_mode.h>
 
+#include <algorithm>
+#include <cstring>
+
 #include "torch/reads/recipes.h"
 #include "torch/store/store.h"
 
@@ -38,7 +41,7 @@ Value& Store::value_at(const at::Tensor& tensor) {
   Tracked& home = track(tensor);
   const std::uint32_t version = Counter(tensor).stood_at;
   if (!home.value || home.value->version != version) {
-    Value& value = values_.emplace_back();
+    Value& value = values_.emplace_back(&memory_);
     value.home = &home;
     value.write = home.writes;
     value.version = version;
@@ -58,6 +61,19 @@ Value::Input Store::input_of(const at::Tensor& tensor, int position) {
           Counter(tensor),
           position,
           is_number(tensor) ? tensor.storage() : c10::Storage()};
+}
+
+const at::Tensor& Store::number(const at::Tensor& wrapped) {
+  constexpr std::size_t kMost = 16;
+  const auto same = [&](const at::Tensor& known) {
+    return known.scalar_type() == wrapped.scalar_type() && known.is_cpu() && wrapped.is_cpu() &&
+           std::memcmp(known.const_data_ptr(), wrapped.const_data_ptr(), wrapped.nbytes()) == 0;
+  };
+  const auto* found = std::find_if(numbers_.begin(), numbers_.end(), same);
+  if (found != numbers_.end()) return *found;
+  if (numbers_.size() >= kMost) return wrapped;
+  numbers_.push_back(wrapped);
+  return wrapped;
 }
 
 void Store::note_overwritten(RunningCall& call) {
@@ -82,7 +98,8 @@ void Store::record(RunningCall& call, const at::Tensor& result,
   if (!op.written.empty() && !call.overwritten) return;
   if (op.recipe->when && !op.recipe->when(Call(*op.schema, call.arguments))) return;
 
-  std::vector<Value::Input> inputs;
+  std::pmr::vector<Value::Input> inputs(&memory_);
+  inputs.reserve(call.tensors.size() + static_cast<std::size_t>(op.recipe->companions));
   std::vector<c10::IValue> arguments = call.arguments;
   bool complete = true;
   const auto add = [&](const at::Tensor& tensor, int position) {
@@ -100,7 +117,11 @@ void Store::record(RunningCall& call, const at::Tensor& result,
       argument = {};
     } else if (argument.isTensor()) {
       const at::Tensor tensor = argument.toTensor();
-      if (!tensor.defined() || is_wrapped_number(tensor)) continue;
+      if (!tensor.defined()) continue;
+      if (is_wrapped_number(tensor)) {
+        argument = number(tensor);
+        continue;
+      }
       argument = {};
       add(tensor, position);
     } else if (argument.isTensorList()) {
@@ -128,7 +149,7 @@ void Store::record(RunningCall& call, const at::Tensor& result,
   Tracked& home = track(result);
   // A call inside made it (autocast calls an operator again, with other arguments) and knows best.
   if (home.value && home.value->op && home.value->version == Counter(result).stood_at) return;
-  Value& value = values_.emplace_back();
+  Value& value = values_.emplace_back(&memory_);
   value.home = &home;
   value.write = home.writes;
   value.version = Counter(result).stood_at;

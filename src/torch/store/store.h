@@ -14,6 +14,7 @@
 
 #include <deque>
 #include <memory>
+#include <memory_resource>
 #include <optional>
 #include <unordered_map>
 #include <utility>
@@ -98,6 +99,8 @@ class Store {
     bool buffer = false;
   };
 
+  // A number among the arguments of a call, kept once however many calls have it.
+  const at::Tensor& number(const at::Tensor& wrapped);
   bool is_parameter(const at::Tensor& tensor) const;
   bool is_buffer(const at::Tensor& tensor) const;
   Saved pass(Saving& saving, Kind kind, const char* reason);
@@ -153,8 +156,11 @@ class Store {
   bool met_samples_ = false;
   std::shared_ptr<SharedPacket> waiting_;
   ska::flat_hash_map<const c10::StorageImpl*, Known> parameters_;  // and buffers
-  std::unordered_map<const c10::StorageImpl*, Tracked> storages_;
-  std::deque<Value> values_;
+  // Of the next two, which grow with each recorded call and go at once with the store.
+  std::pmr::monotonic_buffer_resource memory_;
+  std::pmr::unordered_map<const c10::StorageImpl*, Tracked> storages_{&memory_};
+  std::pmr::deque<Value> values_{&memory_};
+  c10::SmallVector<at::Tensor, 8> numbers_;
   // By the storage of a parameter: its copies among the storages.
   ska::flat_hash_map<const c10::StorageImpl*, c10::SmallVector<const c10::StorageImpl*, 1>> copied_;
 };

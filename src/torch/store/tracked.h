@@ -12,6 +12,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <memory_resource>
 #include <optional>
 #include <vector>
 
@@ -38,6 +39,8 @@ struct Value {
     c10::Storage number;  // of a single element, which is kept
   };
 
+  explicit Value(std::pmr::memory_resource* memory) : inputs(memory) {}
+
   Tracked* home = nullptr;
   std::uint64_t write = 0;  // to its storage
   std::uint32_t version = 0;
@@ -47,7 +50,7 @@ struct Value {
   at::ScalarType type = at::kFloat;
   at::Device device = at::kCPU;
   View view;  // of the result, which fills its storage
-  std::vector<Input> inputs;
+  std::pmr::vector<Input> inputs;
   std::vector<c10::IValue> arguments;  // without the tensors among the inputs
   std::weak_ptr<Derived> derived;      // while somebody keeps it so
 
@@ -66,7 +69,7 @@ struct Tracked {
     View original, view;  // in the storage, in the copy
     std::weak_ptr<Hold> copy;
   };
-  c10::SmallVector<Part, 1> parts;  // that the plan keeps without the rest
+  std::vector<Part> parts;  // that the plan keeps without the rest
   struct Packed {
     std::weak_ptr<SharedPacket> packet;
     std::uint64_t write = 0;  // that it holds
