@@ -57,6 +57,7 @@ if(NOT TARGET nlohmann_json::nlohmann_json)
 endif()
 
 add_library(backfold_torch SHARED
+  src/torch/bandwidth.cpp
   src/torch/calibrate.cpp
   src/torch/controller.cpp
   src/torch/levels.cpp

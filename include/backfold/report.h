@@ -35,6 +35,11 @@ struct ReportRow {
   std::string recipe;
   std::string source;
   std::int64_t moved_bytes = 0;
+  // What making it again spares, not in inspect(): bytes that are not held, and the time that a
+  // device takes to copy as much as packing and unpacking would move, less moved_bytes. Negative
+  // where that is more.
+  std::int64_t spared_bytes = 0;
+  double spared_ms = 0;
 };
 
 // What the last plan expects.
@@ -56,6 +61,8 @@ struct Report {
   bool folded = true;  // false if nothing was packed, only counted
   // Sums over all rows except parameters.
   std::int64_t saved_bytes = 0, unique_bytes = 0, held_bytes = 0, alive_bytes = 0;
+  std::int64_t spared_bytes = 0;
+  double spared_ms = 0;
   // Allocated between the beginning and the end of the block, beyond what is held: tensors hidden
   // from autograd (attributes of a custom function's ctx), and results that stay alive.
   std::optional<std::int64_t> unseen_bytes;

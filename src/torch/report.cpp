@@ -3,9 +3,12 @@
 #include "backfold/report.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
+#include <cstring>
 #include <map>
 
+#include "torch/bandwidth.h"
 #include "torch/capture/entry.h"
 
 namespace backfold {
@@ -26,6 +29,7 @@ std::string shortened(const std::string& text, std::size_t width) {
 struct Line {
   std::string module, op;
   std::int64_t saves = 0, saved = 0, unique = 0, held = 0;
+  double spared_ms = 0;
   std::pair<std::int64_t, std::int64_t> largest = {-1, -1};
   std::string how;
 };
@@ -43,6 +47,20 @@ std::string how_of(const ReportRow& row) {
     how += ": by " + row.recipe;
   else if (!row.reason.empty())
     how += ": " + row.reason;
+  return how;
+}
+
+// How many milliseconds of copying a step has less, or more.
+std::string spared(double ms) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.3f ms %s", std::abs(ms), ms < 0 ? "more" : "less");
+  return text;
+}
+
+std::string how_of(const Line& line) {
+  std::string how = line.how;
+  if (how.starts_with("derived:") && line.spared_ms != 0)
+    how.insert(std::strlen("derived"), ", " + spared(line.spared_ms));
   return how.size() <= kHowWidth ? how : how.substr(0, kHowWidth - 1) + "~";
 }
 
@@ -62,6 +80,7 @@ std::string Report::text(std::size_t limit) const {
     line.saved += row.saved_bytes;
     line.unique += row.unique_bytes;
     line.held += row.held_bytes;
+    line.spared_ms += row.spared_ms;
     const std::pair size(row.held_bytes, row.saved_bytes);
     if (size > line.largest) {
       line.largest = size;
@@ -92,7 +111,7 @@ std::string Report::text(std::size_t limit) const {
   for (std::size_t i = 0; i < shown; ++i) {
     const Line& line = lines[i];
     add_line(line.module, line.op, std::to_string(line.saves).c_str(), mebibytes(line.saved),
-             mebibytes(line.unique), mebibytes(line.held), line.how);
+             mebibytes(line.unique), mebibytes(line.held), how_of(line));
   }
   if (shown < lines.size())
     out += "... and " + std::to_string(lines.size() - shown) + " more lines\n";
@@ -109,6 +128,10 @@ std::string Report::text(std::size_t limit) const {
     std::snprintf(text, sizeof text, "folding error / gradient variance: %.3g\n", *noise);
     out += text;
   }
+  if (spared_bytes != 0) {
+    out += "derived tensors: " + mebibytes(spared_bytes) + " MiB less held, " + spared(spared_ms) +
+           " of copying in a step\n";
+  }
   std::snprintf(text, sizeof text,
                 "step %lld, MiB: autograd alone saves %s (%s unique, %s of it alive anyway), %s %s",
                 static_cast<long long>(step), mebibytes(saved_bytes).c_str(),
@@ -120,6 +143,17 @@ std::string Report::text(std::size_t limit) const {
 }
 
 namespace torch_layer {
+namespace {
+
+// 0 where the device has no memory to find out how fast it copies.
+double spared_ms(const Ledger& ledger) {
+  if (!ledger.device) return 0;
+  const std::int64_t bytes = ledger.spared_moves - ledger.moved_bytes;
+  const std::optional<double> speed = copy_bandwidth(*ledger.device);
+  return speed ? 1e3 * static_cast<double>(bytes) / *speed : 0;
+}
+
+}  // namespace
 
 Report report_of(const State& state) {
   Report report;
@@ -159,6 +193,10 @@ Report report_of(const State& state) {
       row.recipe += (row.recipe.empty() ? "" : ", ") + without_namespace(op->name);
     if (ledger.source) row.source = ledger.source->name;
     row.moved_bytes = ledger.moved_bytes;
+    row.spared_bytes = ledger.spared_bytes;
+    row.spared_ms = spared_ms(ledger);
+    report.spared_bytes += row.spared_bytes;
+    report.spared_ms += row.spared_ms;
     if (kind != Kind::kParameter) {
       report.saved_bytes += row.saved_bytes;
       report.unique_bytes += row.unique_bytes;

@@ -70,6 +70,24 @@ TEST(Derive, TheReportSaysFromWhat) {
   EXPECT_EQ(row->bits, 4);
 }
 
+TEST(Derive, TheReportSaysWhatItSpares) {
+  torch::manual_seed(0);
+  const Layer layer;
+  Controller fold(options_with(4, true)), stored(options_with(4, false));
+  layer.gradients(&fold);
+  layer.gradients(&stored);
+  const Report report = fold.report();
+  EXPECT_EQ(report.held_bytes + report.spared_bytes, stored.report().held_bytes);
+  double sum = 0;
+  for (const ReportRow& row : report.rows) {
+    EXPECT_EQ(row.spared_ms != 0, row.kind == "derived") << row.op;
+    sum += row.spared_ms;
+  }
+  EXPECT_DOUBLE_EQ(report.spared_ms, sum);
+  EXPECT_NE(report.text().find(" MiB less held"), std::string::npos);
+  EXPECT_EQ(stored.report().spared_bytes, 0);
+}
+
 TEST(Derive, AParameterThatChangedIsNoSource) {
   torch::manual_seed(0);
   const Layer layer;

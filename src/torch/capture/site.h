@@ -86,6 +86,11 @@ struct Ledger {
   c10::SmallVector<const Operator*, 4> recipe;
   const Site* source = nullptr;
   std::int64_t moved_bytes = 0;
+  // Of a tensor that is made again: what packets of its own would hold beyond what is held for it
+  // now, the bytes that packing and unpacking them would move, and where.
+  std::int64_t spared_bytes = 0;
+  std::int64_t spared_moves = 0;
+  std::optional<at::Device> device;
   Footprint lossy;  // of the packets whose width is a matter of choice
   Footprint apart;  // of packets that tensors made from rounded ones would have
 };

@@ -27,7 +27,9 @@ Json row_as_json(const ReportRow& row) {
           {"reason", row.reason},
           {"recipe", row.recipe},
           {"source", row.source},
-          {"moved_bytes", row.moved_bytes}};
+          {"moved_bytes", row.moved_bytes},
+          {"spared_bytes", row.spared_bytes},
+          {"spared_ms", row.spared_ms}};
 }
 
 Json plan_as_json(const ReportPlan& plan) {
@@ -46,6 +48,8 @@ std::string Report::json() const {
   json["unique_bytes"] = unique_bytes;
   json["held_bytes"] = held_bytes;
   json["alive_bytes"] = alive_bytes;
+  json["spared_bytes"] = spared_bytes;
+  json["spared_ms"] = spared_ms;
   json["unseen_bytes"] = unseen_bytes ? Json(*unseen_bytes) : Json();
   json["noise"] = noise ? Json(*noise) : Json();
   json["plan"] = plan ? plan_as_json(*plan) : Json();

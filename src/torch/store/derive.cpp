@@ -179,6 +179,31 @@ bool Store::is_derivable(const Saving& saving, const Tracked& tracked) {
   return !sources_of(*value, need, effort).empty();
 }
 
+void Store::note_spared(const Saving& saving, Value& value, const Effort& effort,
+                        std::int64_t instead) {
+  const at::Tensor& tensor = saving.tensor;
+  Ledger& ledger = saving.site.ledger;
+  ledger.device = tensor.device();
+  const auto& choice = saving.width.choice;
+  const bool raw = saving.demand.reads == Reads::kExactly || !choice || choice->bits == kRawBits;
+  std::int64_t packet = saving.bytes;
+  if (!raw) {
+    Format format = group_format(tensor, *element_type(tensor.scalar_type()), *choice, false);
+    set_count(format, tensor.numel());
+    packet = packed_bytes(format);
+    ledger.spared_moves += packet + saving.bytes;  // unpacking
+  }
+  ledger.spared_bytes -= instead;
+  if (std::exchange(value.spared, true)) return;  // an earlier reader's packet would have served
+  ledger.spared_bytes += packet;
+  if (!raw) ledger.spared_moves += saving.bytes + packet;
+  if (!effort.rounded || value.op->recipe->on_rounded != Recipe::OnRounded::kBits) return;
+  // ReLU would have read its signs from the packet.
+  if (const auto bits = own_bits(value))
+    ledger.spared_bytes -=
+        packed_bytes(std::get<std::shared_ptr<SharedPacket>>(bits->kept)->format());
+}
+
 std::optional<Saved> Store::derive(Saving& saving, Tracked& tracked) {
   const at::Tensor& tensor = saving.tensor;
   Value* value = tracked.value;
@@ -199,6 +224,7 @@ std::optional<Saved> Store::derive(Saving& saving, Tracked& tracked) {
   ledger.held_bytes += instead;
   describe(ledger, Kind::kDerived, effort.rounded ? effort.bits : 0, "made again", instead);
   note_recipe(ledger, effort);
+  note_spared(saving, *value, effort, instead);
   note_roots(saving.site, made->roots());
   if (saving.site.root) {
     saving.site.floor = std::max(saving.site.floor, saving.demand.bits);

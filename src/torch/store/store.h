@@ -112,6 +112,8 @@ class Store {
   std::optional<Saved> share(Saving& saving, Tracked& tracked);
   // By a recipe, from what is kept already or, where that is less, from what is kept instead.
   std::optional<Saved> derive(Saving& saving, Tracked& tracked);
+  // Books what a packet of its own would have taken, `instead` bytes being kept in its place.
+  void note_spared(const Saving& saving, Value& value, const Effort& effort, std::int64_t instead);
   // Tells the packets of the tensor's memory that signs are not all that is read of it.
   void tell_of_values(const Saving& saving, const Tracked& tracked);
   // What the tensor is a wider or longer copy of, if that is alive: it takes fewer bytes, and

@@ -53,6 +53,7 @@ struct Value {
   std::pmr::vector<Input> inputs;
   std::vector<c10::IValue> arguments;  // without the tensors among the inputs
   std::weak_ptr<Derived> derived;      // while somebody keeps it so
+  bool spared = false;                 // it was saved, and no packet was made for it
 
   bool is_current() const;
 };
