@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A small ResNet for images of 32 x 32, two graph networks, and the pretrained MiniLM."""
+"""A small ResNet, two graph networks, a character GPT, and the pretrained MiniLM."""
 
 import os
 import pathlib
@@ -128,6 +128,49 @@ class GraphConvolutionNetwork(nn.Module):
         x = functional.dropout(x, self.dropout, self.training)
         x = functional.relu(self.first(x, edges))
         return self.second(functional.dropout(x, self.dropout, self.training), edges)
+
+
+class CausalBlock(nn.Module):
+    """Attention as plain matrix products, so that its softmax is among the saved tensors."""
+
+    def __init__(self, width: int, heads: int):
+        super().__init__()
+        self.heads = heads
+        self.norm_attention = nn.LayerNorm(width)
+        self.query_key_value = nn.Linear(width, 3 * width)
+        self.project = nn.Linear(width, width)
+        self.norm_feed = nn.LayerNorm(width)
+        self.feed = nn.Sequential(
+            nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width), nn.Dropout(0.1)
+        )
+
+    def attend(self, x: Tensor) -> Tensor:
+        heads = self.query_key_value(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        query, key, value = heads
+        scores = query @ key.transpose(-2, -1) * query.shape[-1] ** -0.5
+        future = torch.ones(scores.shape[-2:], dtype=torch.bool, device=x.device).triu(1)
+        mixed = scores.masked_fill(future, float("-inf")).softmax(dim=-1) @ value
+        return self.project(mixed.transpose(1, 2).flatten(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attend(self.norm_attention(x))
+        return x + self.feed(self.norm_feed(x))
+
+
+class CharacterGpt(nn.Module):
+    """Predicts the logits of the next character at every position."""
+
+    def __init__(self, characters: int, context: int, width: int, heads: int, layers: int):
+        super().__init__()
+        self.characters = nn.Embedding(characters, width)
+        self.places = nn.Embedding(context, width)
+        self.blocks = nn.Sequential(*(CausalBlock(width, heads) for _ in range(layers)))
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, characters)
+
+    def forward(self, text: Tensor) -> Tensor:
+        x = self.characters(text) + self.places.weight[: text.shape[1]]
+        return self.head(self.norm(self.blocks(x)))
 
 
 class Pretrained(typing.NamedTuple):

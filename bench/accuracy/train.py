@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Trains to the end, plain and folded, and compares the accuracy.
+"""Trains to the end, plain and folded, and compares the scores on held-out data.
 
     bench/accuracy/train.py cora --data DIR
     bench/accuracy/train.py cifar --data DIR --device cuda --jobs 8 --json cifar.json
@@ -8,6 +8,7 @@
     bench/accuracy/train.py sst2 --data DIR --resume a.json b.json --markdown
     bench/accuracy/train.py gcn --data DIR --variants plain project-8+2
     bench/accuracy/train.py cifar --data DIR --epochs 3 --width 8 --images 5000
+    bench/accuracy/train.py gpt --data DIR --variants plain stored-fixed-2 stored-ratio-9.5
 
 Seeds are 0, 1, 2, ... and determine weights, batches, dropout and rounding. Runs found in a file
 given to --resume are shown, not repeated.
@@ -31,8 +32,9 @@ try:
     import variants
     from datasets import MissingData
     from tables import table
-    from tasks import NAMES, Size, Task, build
+    from tasks import NAMES, build
     from tqdm import tqdm
+    from training import Scale, Size, Task
 except ImportError as error:
     sys.exit(
         f"bench/accuracy/train.py: {error}. Build the package with make test-python, then run "
@@ -44,7 +46,7 @@ except ImportError as error:
 class Run:
     variant: str
     seed: int
-    accuracy: float  # in percent, on held-out data
+    score: float  # on held-out data, see the task's scale
     loss: float  # mean over the last tenth of the steps
     seconds: float  # of the training
     kept: float  # bytes held / bytes that autograd alone would hold, in the last step
@@ -78,8 +80,8 @@ def train(task: Task, name: str, seed: int) -> Run:
         kept = report["held_bytes"] / (report["unique_bytes"] - report["alive_bytes"])
     model.eval()
     with torch.no_grad():
-        accuracy = 100 * task.accuracy(model)
-    return Run(name, seed, accuracy, last, seconds, kept)
+        score = task.score(model)
+    return Run(name, seed, score, last, seconds, kept)
 
 
 class Trainer:
@@ -110,22 +112,22 @@ def trained(work: list[tuple[str, int]], load: Callable[[], Task], jobs: int) ->
             yield future.result()
 
 
-def mean_and_spread(values: list[float]) -> str:
-    spread = f" +- {statistics.stdev(values):.2f}" if len(values) > 1 else ""
-    return f"{statistics.mean(values):.2f}{spread}"
+def mean_and_spread(values: list[float], decimals: int) -> str:
+    spread = f" +- {statistics.stdev(values):.{decimals}f}" if len(values) > 1 else ""
+    return f"{statistics.mean(values):.{decimals}f}{spread}"
 
 
-def summary(runs: list[Run], markdown: bool) -> str:
+def summary(runs: list[Run], scale: Scale, markdown: bool) -> str:
     """One line per variant; differences from plain are taken seed by seed."""
-    plain = {run.seed: run.accuracy for run in runs if run.variant == "plain"}
-    head = ["variant", "seeds", "accuracy, %", "from plain", "loss", "held / saved", "s / run"]
+    plain = {run.seed: run.score for run in runs if run.variant == "plain"}
+    head = ["variant", "seeds", scale.name, "from plain", "loss", "held / saved", "s / run"]
     rows = []
     for name in dict.fromkeys(run.variant for run in runs):
         found = [run for run in runs if run.variant == name]
-        accuracies = [run.accuracy for run in found]
-        differences = [run.accuracy - plain[run.seed] for run in found if run.seed in plain]
-        row = [name, str(len(found)), mean_and_spread(accuracies)]
-        row.append(f"{statistics.mean(differences):+.2f}" if differences else "-")
+        scores = [run.score for run in found]
+        differences = [run.score - plain[run.seed] for run in found if run.seed in plain]
+        row = [name, str(len(found)), mean_and_spread(scores, scale.decimals)]
+        row.append(f"{statistics.mean(differences):+.{scale.decimals}f}" if differences else "-")
         row.append(f"{statistics.mean(run.loss for run in found):.4f}")
         row.append(f"{statistics.mean(run.kept for run in found):.3f}")
         row.append(f"{statistics.mean(run.seconds for run in found):.1f}")
@@ -164,7 +166,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--variants", nargs="+", type=variants.variant, default=variants.DEFAULT)
     parser.add_argument("--steps", type=int, help="fewer than a complete training, for a quick try")
     parser.add_argument("--epochs", type=int, help="of cifar; default: 10")
-    parser.add_argument("--width", type=int, help="channels of cifar's first stage; default: 32")
+    parser.add_argument("--width", type=int, help="of cifar's first stage (32) or gpt (128)")
     parser.add_argument("--images", type=int, help="of cifar to train on; default: all")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="runs at a time")
     parser.add_argument("--resume", nargs="+", type=pathlib.Path, default=[], metavar="FILE")
@@ -207,14 +209,12 @@ def main() -> int:
         found = trained(work, load, arguments.jobs)
     for run in found:
         runs.append(run)
-        print(
-            f"{run.variant}, seed {run.seed}: {run.accuracy:.2f}%, {run.seconds:.1f} s",
-            file=sys.stderr,
-        )
+        score = f"{task.scale.name} {run.score:.{task.scale.decimals}f}"
+        print(f"{run.variant}, seed {run.seed}: {score}, {run.seconds:.1f} s", file=sys.stderr)
         if arguments.json:  # after each run, so that an interrupted one can be resumed
             write(arguments.json, content, runs)
     runs.sort(key=lambda run: run.seed)
-    print("", summary(runs, arguments.markdown), sep="\n")
+    print("", summary(runs, task.scale, arguments.markdown), sep="\n")
     return 0
 
 

@@ -4,10 +4,12 @@
 plain          nothing is folded
 fixed-N        one width of N bits everywhere
 adaptive-N     N bits on average, by a plan made during training; N need not be whole
+ratio-R        the same, with 1/R of the bytes that autograd alone would hold
 pool-N         averages of N x N positions for convolutions, everything else exact
 pool-N+B       the same, with a residual of B bits
 project-R+B    inputs of linear layers projected to 1/R of their width, in B bits, the rest exact
 a level        of backfold.Controller: actnn-L1 to actnn-L3, pooled, division, mesa, exact-project
+stored-V       variant V with every saved tensor stored and none derived
 """
 
 import argparse
@@ -23,6 +25,7 @@ FORMS = {
     "plain": r"plain",
     "fixed": r"fixed-(\d+)",
     "adaptive": r"adaptive-(\d+(?:\.\d+)?)",
+    "ratio": r"ratio-(\d+(?:\.\d+)?)",
     "pool": r"pool-(\d+)(?:\+(\d+))?",
     "project": r"project-(\d+)\+(\d+)",
 }
@@ -31,6 +34,8 @@ DEFAULT = ["plain", "fixed-4", "fixed-2", "adaptive-4", "adaptive-2", "adaptive-
 
 def options(name: str) -> dict:
     """The Controller arguments that a variant stands for; plain has none."""
+    if name.startswith("stored-") and name != "stored-plain":
+        return {**options(name.removeprefix("stored-")), "derive": False}
     if name in LEVELS:
         return {"level": name}
     for kind, form in FORMS.items():
@@ -43,6 +48,8 @@ def options(name: str) -> dict:
             return {"bits": int(found[1]), "adaptive": False}
         if kind == "adaptive":
             return {"bits": float(found[1])}
+        if kind == "ratio":
+            return {"ratio": float(found[1])}
         if kind == "pool":
             block, bits = int(found[1]), found[2]
             codec = codecs.PoolResidual(block, int(bits)) if bits else codecs.Pool(block)
@@ -50,8 +57,8 @@ def options(name: str) -> dict:
         codec = codecs.Project(int(found[1]), int(found[2]))
         return {"bits": None, "codec": {torch.nn.Linear: codec}}
     raise ValueError(
-        f"{name!r} is none of plain, fixed-N, adaptive-N, pool-N, pool-N+B, project-R+B, "
-        + ", ".join(LEVELS)
+        f"{name!r} is none of plain, fixed-N, adaptive-N, ratio-R, pool-N, pool-N+B, project-R+B, "
+        f"{', '.join(LEVELS)}, or stored- before one of these"
     )
 
 

@@ -10,9 +10,9 @@ import typing
 from collections.abc import Callable, Iterable
 
 import torch
-from architectures import CharacterGpt, MobileNetLike, SwinLike
+from architectures import MobileNetLike, SwinLike
 from datasets import cifar10, cora, normalised, shakespeare, sst2
-from networks import GraphAttentionNetwork, ResNet18, minilm
+from networks import CharacterGpt, GraphAttentionNetwork, ResNet18, minilm
 from torch import Tensor, nn
 from torch.nn import functional
 
