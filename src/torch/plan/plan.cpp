@@ -107,6 +107,10 @@ namespace {
 // bits more for the worst of them take far less memory than those tensors do.
 constexpr double kMoreRoom[] = {1.125, 1.25, 1.5, 1.75, 2};
 
+// Tensors of 1 bit do more harm than the error of a single step tells: plans that weigh it by 4
+// train better at the same bytes (docs/plans.md).
+constexpr double kWeightOfOneBit = 4;
+
 struct Solution {
   std::vector<Bundle> bundles;
   std::vector<Option> options;  // one per bundle
@@ -130,7 +134,9 @@ Solution solve(SiteTable& sites, const StepReference& reference, const Target& t
     options.push_back(kept.contains(bundle.root) ? std::vector<Option>{kept_option(target, bundle)}
                                                  : options_for(target, bundle, at_uniform));
     PlanSite menu;
-    for (const Option& option : options.back()) menu.options.push_back({option.cost, option.error});
+    for (const Option& option : options.back())
+      menu.options.push_back(
+          {option.cost, (option.choice.bits == 1 ? kWeightOfOneBit : 1) * option.error});
     least += std::min_element(menu.options.begin(), menu.options.end(),
                               [](const auto& a, const auto& b) { return a.bytes < b.bytes; })
                  ->bytes;
@@ -144,9 +150,10 @@ Solution solve(SiteTable& sites, const StepReference& reference, const Target& t
   Plan plan;
   const Status status = backfold::make_plan(menus, allowed, &plan);
   TORCH_CHECK(status.ok(), "backfold: ", status.message());
-  solution.error = plan.error;
-  for (std::size_t i = 0; i < options.size(); ++i)
+  for (std::size_t i = 0; i < options.size(); ++i) {
     solution.options.push_back(options[i][static_cast<std::size_t>(plan.choice[i])]);
+    solution.error += solution.options.back().error;
+  }
   return solution;
 }
 

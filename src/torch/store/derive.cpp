@@ -11,9 +11,9 @@
 namespace backfold::torch_layer {
 namespace {
 
-void note_recipe(Ledger& ledger, const Effort& effort) {
+void note_recipe(Ledger& ledger, const Effort& effort, std::int64_t bytes) {
   ledger.recipe = effort.operators;
-  ledger.moved_bytes += effort.bytes_moved;
+  ledger.moved_bytes += effort.moved_for(bytes);
   std::int64_t most = -1;
   for (const auto& [kept, leaf] : effort.leaves) {
     if (leaf.bytes <= most) continue;
@@ -164,7 +164,7 @@ Saved Store::observe(Saving& saving, Tracked& tracked) {
   // Before it is held itself, which would be the shortest way.
   const auto made = derivation_of(saving.tensor, saving.site);
   Saved held = hold(saving, tracked, Kind::kRaw, saving.demand.reason);
-  if (made) note_recipe(saving.site.ledger, made->effort());
+  if (made) note_recipe(saving.site.ledger, made->effort(), saving.bytes);
   return held;
 }
 
@@ -223,7 +223,7 @@ std::optional<Saved> Store::derive(Saving& saving, Tracked& tracked) {
   const std::int64_t instead = known ? 0 : effort.instead();
   ledger.held_bytes += instead;
   describe(ledger, Kind::kDerived, effort.rounded ? effort.bits : 0, "made again", instead);
-  note_recipe(ledger, effort);
+  note_recipe(ledger, effort, saving.bytes);
   note_spared(saving, *value, effort, instead);
   note_roots(saving.site, made->roots());
   if (saving.site.root) {

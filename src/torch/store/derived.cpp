@@ -100,6 +100,13 @@ std::int64_t Effort::instead() const {
   return bytes;
 }
 
+std::int64_t Effort::moved_for(std::int64_t result) const {
+  if (!rounded || !one_pass) return bytes_moved;
+  std::int64_t bytes = result;
+  for (const auto& [kept, leaf] : leaves) bytes += leaf.packed > 0 ? leaf.packed : leaf.bytes;
+  return bytes;
+}
+
 void Effort::add(const Effort& other) {
   operators.append(other.operators.begin(), other.operators.end());
   bytes_moved += other.bytes_moved;

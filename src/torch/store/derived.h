@@ -48,6 +48,7 @@ struct Effort {
     std::int64_t bytes = 0;
     bool instead = false;        // memory that nobody else keeps
     const Site* site = nullptr;  // that saved it, if any
+    std::int64_t packed = 0;     // bytes of its packet; 0 for a reference
   };
   c10::SmallVector<const Operator*, 4> operators;  // the last one first
   std::int64_t bytes_moved = 0;
@@ -58,6 +59,8 @@ struct Effort {
 
   // Bytes of memory that nobody else keeps.
   std::int64_t instead() const;
+  // Bytes that making a result of so many moves: in one pass, packets are read and it is written.
+  std::int64_t moved_for(std::int64_t result) const;
   void add(const Effort& other);
 };
 

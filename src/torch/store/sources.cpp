@@ -18,9 +18,9 @@ namespace {
 // GPT-2's GELU, written out by hand under autocast, takes ten.
 constexpr std::size_t kMostOperations = 12;
 constexpr std::int64_t kMostBytesMoved = 64;  // times the bytes of the tensor
-// The same for rounded tensors, one kernel after the other, where time counts as much as bytes:
-// twice what packing and unpacking a tensor moves.
-constexpr std::int64_t kWorthItsTime = 5;
+// The same for rounded tensors, one kernel after the other, where time counts as much as bytes.
+// Packing and unpacking a tensor moves 2.5 times its bytes.
+constexpr std::int64_t kWorthItsTime = 6;
 // Large ones. A product has two; each residual connection that a chain runs through adds one.
 constexpr int kMostSources = 2;
 
@@ -74,7 +74,8 @@ std::optional<Source> Store::kept_source(const Value::Input& input, const Need& 
     }
     const std::int64_t size =
         is_lossless(packet->format()) ? packed_bytes(packet->format()) : bytes;
-    effort.leaves.try_emplace(packet.get(), Effort::Leaf{size, false, &packet->site()});
+    effort.leaves.try_emplace(
+        packet.get(), Effort::Leaf{size, false, &packet->site(), packed_bytes(packet->format())});
     return Source{packet, std::move(*view), input.type, {}, input.position};
   }
   return std::nullopt;
@@ -122,6 +123,7 @@ std::optional<Source> Store::source_of(const Value::Input& input, const Need& ne
     of_value.rows.reset();
     if (auto made = derived(value, of_value)) {
       Effort below = made->effort();
+      below.bytes_moved = below.moved_for(bytes_of(value.view, value.type));
       for (auto& [kept, leaf] : below.leaves) leaf.instead &= !known;
       effort.add(below);
       return Source{std::move(made), input.view, input.type, {}, input.position};
