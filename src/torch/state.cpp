@@ -52,7 +52,7 @@ StoreOptions options_now(State& state) {
   StoreOptions options = state.options;
   options.spares_small =
       planning.target && planning.target->kind == Target::Kind::kBits && !planning.plan;
-  options.bytes_first = planning.target && planning.target->kind != Target::Kind::kBits;
+  if (planning.target) options.bytes_first = planning.target->kind != Target::Kind::kBits;
   options.wants_scores = state.probing.running || planning.scores == Planning::Scores::kWanted;
   return options;
 }

@@ -25,7 +25,7 @@ class SmallReader(nn.Module):
         return 1e-2 * large.square().mean() + self.scale * small.square().mean()
 
 
-def planned(scale: float) -> list[dict]:
+def planned(scale: float, loaded: bool = False) -> list[dict]:
     torch.manual_seed(0)
     model, x = SmallReader(scale), torch.randn(512, 64)
     fold = backfold.Controller(model, ratio=9.0, min_bytes=0)
@@ -34,15 +34,19 @@ def planned(scale: float) -> list[dict]:
             loss = model(x)
         loss.backward()
     fold.calibrate(lambda: model(x).backward())
+    if loaded:
+        fold = backfold.Controller(model, plan=fold.plan(), min_bytes=0)
     with fold:
         loss = model(x)
     loss.backward()
     return sites(fold, module="small", slot="mat1")
 
 
-def test_a_small_tensor_that_matters_gets_a_packet_of_its_own():
-    (row,) = planned(scale=1e3)
+@pytest.mark.parametrize("loaded", [False, True])
+def test_a_small_tensor_that_matters_gets_a_packet_of_its_own(loaded):
+    (row,) = planned(scale=1e3, loaded=loaded)
     assert row["kind"] == "lossy"
+    assert row["bits"] == 16
 
 
 def test_a_small_tensor_that_matters_little_is_derived():
@@ -97,3 +101,4 @@ def test_exact_tensors_are_derived_the_long_way():
 
 def test_bytes_that_were_asked_for_come_before_time():
     assert kind_of_the_copy(ratio=6.0) == "derived"
+    assert kind_of_the_copy(plan={"bits": 4, "sites": {}}) == "derived"

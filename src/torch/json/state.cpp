@@ -9,6 +9,11 @@ namespace {
 
 constexpr const char* kState = "state";
 
+// Whether a plan gave a derived site a packet of its own, which the next step will make.
+bool is_planned_apart(const Site& site) {
+  return site.derived && site.root->choice && site.choice->bits > site.root->choice->bits;
+}
+
 Json summary_as_json(const PlanSummary& plan) {
   return {{"step", plan.step},
           {"sites", plan.sites},
@@ -139,13 +144,13 @@ void take_state(State& state, std::string_view json) {
 
 std::string plan_as_json(const State& state) {
   Json sites = Json::object();
-  for (const SiteRecord& record : state.sites->records_by_name()) {
-    if (!record.choice || !record.root.empty()) continue;
-    Json site = choice_as_json(*record.choice, state.policy);
-    site["elements"] = record.reference.elements;
-    site["estimate"] = name_of(record.sensitivity.estimate);
-    site["error"] = as_json(error_at(record.sensitivity, record.choice->bits));
-    sites[record.name] = std::move(site);
+  for (const Site& site : state.sites->sites()) {
+    if (!site.choice || (site.root && !is_planned_apart(site))) continue;
+    Json described = choice_as_json(*site.choice, state.policy);
+    described["elements"] = site.reference.elements;
+    described["estimate"] = name_of(site.sensitivity.estimate);
+    described["error"] = as_json(error_at(site.sensitivity, site.choice->bits));
+    sites[site.name] = std::move(described);
   }
   // The width of sites that are not listed.
   const Json bits = state.options.bits ? Json(*state.options.bits) : Json();
@@ -166,6 +171,7 @@ void take_plan(State& state, std::string_view json) {
   state.sites->take_choices(std::move(choices));
   state.options.bits = bits;
   state.options.adaptive = true;
+  state.options.bytes_first = true;  // it may have been made for a budget
   state.planning.target.reset();
 }
 

@@ -59,7 +59,7 @@ std::int64_t bytes_at(const Footprint& reference, int bits, const Grouping& grou
 int width_from(const Target& target, const Bundle& bundle, int least);
 
 // Every option for a bundle: its widths, codecs of the menu, and cuts, in which derived sites have
-// packets of their own, of more bits. (A packet of the same size is never worth it: the root would
+// packets of their own, of more bits. (A packet of the same size is not worth it: the root would
 // serve both at those bits. One of a smaller tensor may be.) A bundle that was not measured has a
 // single width, `uniform`.
 std::vector<Option> options_for(const Target& target, const Bundle& bundle, int uniform);
