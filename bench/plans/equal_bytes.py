@@ -10,21 +10,27 @@ A plan with derive=False is made for 4, 3 and 2 bits on average. Another, with d
 the bytes that the first one holds as its budget. Errors are those of quality.py.
 """
 
-import argparse
 import contextlib
-import os
 import pathlib
 import statistics
 import sys
 import typing
 
-import backfold
-from cases import CASES, MIN_BYTES, Case
-from errors import energy, gradient, true_error
-from quality import MissingData, Source, held, settled, short, table
-from tqdm import tqdm
-
-WIDTHS = [4, 3, 2]
+from quality import (
+    CASES,
+    WIDTHS,
+    MissingData,
+    Source,
+    energy,
+    gradient,
+    held,
+    in_processes,
+    parsed,
+    planned,
+    short,
+    table,
+    true_error,
+)
 
 
 class Row(typing.NamedTuple):
@@ -34,19 +40,6 @@ class Row(typing.NamedTuple):
     derived: float
     bytes: float  # held with derived tensors / held with all stored
     mean_bits: float  # of what is still stored
-
-
-def planned(case: Case, seed: int, **options) -> tuple[backfold.Controller, float]:
-    """A controller whose widths do not change, and their mean."""
-    options = {"min_bytes": MIN_BYTES, "seed": seed, **options}
-    planner = settled(case, backfold.Controller(case.model, probe_steps=(), **options))
-    planner.calibrate(case.step)
-    mean = planner.report().to_dict()["plan"]["mean_bits"]
-    plan, derive = planner.plan(), options.get("derive", True)
-    fixed = backfold.Controller(
-        case.model, plan=plan, min_bytes=MIN_BYTES, seed=seed, derive=derive
-    )
-    return settled(case, fixed), mean
 
 
 def measure(model: str, seed: int, source: Source) -> list[Row]:
@@ -86,27 +79,15 @@ def summary(rows: list[Row], markdown: bool) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    data = os.environ.get("BACKFOLD_DATA")
-    parser.add_argument("--data", default=data, help="folder of data sets; default: $BACKFOLD_DATA")
-    parser.add_argument("--models", nargs="+", choices=CASES, default=list(CASES))
-    parser.add_argument("--seeds", type=int, default=3, metavar="N")
-    parser.add_argument("--device", default="cpu", help="cpu or cuda")
-    parser.add_argument("--model", type=pathlib.Path, help="folder of MiniLM; default: its wheel")
-    parser.add_argument("--markdown", action="store_true", help="print Markdown")
-    arguments = parser.parse_args()
+    arguments = parsed(__doc__)
     source = Source(pathlib.Path(arguments.data or "."), arguments.device, arguments.model)
     work = [(model, seed) for model in arguments.models for seed in range(arguments.seeds)]
-    rows = []
     try:
-        for one in tqdm(work, disable=None):
-            rows += measure(*one, source)
+        found = dict(in_processes(measure, work, source, arguments.jobs))
     except MissingData as error:
         sys.exit(f"bench/plans/equal_bytes.py: {error}")
     print("Squared error, stored / derived, median (least) over seeds; bytes, mean bits derived\n")
-    print(summary(rows, arguments.markdown))
+    print(summary([row for one in work for row in found[one]], arguments.markdown))
     return 0
 
 

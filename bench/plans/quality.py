@@ -25,6 +25,7 @@ import statistics
 import sys
 import time
 import typing
+from collections.abc import Callable, Iterator
 
 sys.path.append(str(pathlib.Path(__file__).resolve().parent.parent / "accuracy"))
 
@@ -42,6 +43,8 @@ except ImportError as error:
         f"bench/plans/quality.py: {error}. Build the package with make test-python, then run "
         ".venv/bin/pip install --requirement scripts/requirements-models.txt"
     )
+
+Result = typing.TypeVar("Result")
 
 WIDTHS = [4, 3, 2]
 METHODS = ["uniform", "probe", "exact"]
@@ -74,14 +77,23 @@ def settled(case: Case, fold: backfold.Controller) -> backfold.Controller:
     return fold
 
 
+def planned(
+    case: Case, seed: int, method: str = "probe", derive: bool = True, **target
+) -> tuple[backfold.Controller, float]:
+    """A controller that keeps the widths of a plan for `target`, and the mean of these widths."""
+    options = {"min_bytes": MIN_BYTES, "seed": seed, "derive": derive}
+    planner = settled(case, backfold.Controller(case.model, probe_steps=(), **target, **options))
+    planner.calibrate(case.step, method=method)
+    mean = planner.report().to_dict()["plan"]["mean_bits"]
+    return settled(case, backfold.Controller(case.model, plan=planner.plan(), **options)), mean
+
+
 def folded(case: Case, bits: int, seed: int, method: str) -> backfold.Controller:
     """A controller whose widths do not change."""
+    if method != "uniform":
+        return planned(case, seed, method, bits=bits)[0]
     options = {"min_bytes": MIN_BYTES, "seed": seed}
-    if method == "uniform":
-        return settled(case, backfold.Controller(case.model, bits=bits, adaptive=False, **options))
-    planner = settled(case, backfold.Controller(case.model, bits=bits, probe_steps=(), **options))
-    planner.calibrate(case.step, method=method)
-    return settled(case, backfold.Controller(case.model, plan=planner.plan(), **options))
+    return settled(case, backfold.Controller(case.model, bits=bits, adaptive=False, **options))
 
 
 def held(fold: backfold.Controller) -> int:
@@ -219,9 +231,9 @@ def verdicts(rows: list[Row]) -> list[str]:
     return found or ["all limits were met"]
 
 
-def parsed() -> argparse.Namespace:
+def parsed(description: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     data = os.environ.get("BACKFOLD_DATA")
     parser.add_argument("--data", default=data, help="folder of data sets; default: $BACKFOLD_DATA")
@@ -238,28 +250,35 @@ def parsed() -> argparse.Namespace:
     return arguments
 
 
-def measured(work: list[tuple[str, int]], source: Source, jobs: int) -> list[Row]:
-    """All rows, `jobs` at a time in separate processes."""
-    rows: list[Row] = []
+def in_processes(
+    function: Callable[[str, int, Source], Result],
+    work: list[tuple[str, int]],
+    source: Source,
+    jobs: int,
+) -> Iterator[tuple[tuple[str, int], Result]]:
+    """What the function gives for each model and seed, `jobs` at a time, as they finish."""
     with concurrent.futures.ProcessPoolExecutor(
         jobs,
         multiprocessing.get_context("spawn"),
         torch.set_num_threads,
         (max(1, (os.cpu_count() or 1) // jobs),),
     ) as pool:
-        running = {pool.submit(measure, *one, source): one for one in work}
-        bar = tqdm(concurrent.futures.as_completed(running), total=len(work), disable=None)
-        for future in bar:
-            model, seed = running[future]
-            found, seconds = future.result()
-            rows += found
-            ratios = ", ".join(f"{row.probe / row.exact:.2f} at {row.bits} bits" for row in found)
-            tqdm.write(f"{model}, seed {seed}: {ratios} ({seconds:.0f} s)", file=sys.stderr)
+        running = {pool.submit(function, *one, source): one for one in work}
+        for future in tqdm(concurrent.futures.as_completed(running), total=len(work), disable=None):
+            yield running[future], future.result()
+
+
+def measured(work: list[tuple[str, int]], source: Source, jobs: int) -> list[Row]:
+    rows: list[Row] = []
+    for (model, seed), (found, seconds) in in_processes(measure, work, source, jobs):
+        rows += found
+        ratios = ", ".join(f"{row.probe / row.exact:.2f} at {row.bits} bits" for row in found)
+        tqdm.write(f"{model}, seed {seed}: {ratios} ({seconds:.0f} s)", file=sys.stderr)
     return rows
 
 
 def main() -> int:
-    arguments = parsed()
+    arguments = parsed(__doc__)
     source = Source(pathlib.Path(arguments.data or "."), arguments.device, arguments.model)
     work = [(model, seed) for model in arguments.models for seed in range(arguments.seeds)]
     try:

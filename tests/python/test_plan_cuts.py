@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a plan weighs beside widths: packets of their own for derived tensors, and time."""
 
+import collections
+
 import backfold
 import pytest
 import torch
@@ -47,6 +49,16 @@ def test_a_small_tensor_that_matters_gets_a_packet_of_its_own(loaded):
     (row,) = planned(scale=1e3, loaded=loaded)
     assert row["kind"] == "lossy"
     assert row["bits"] == 16
+
+
+def test_a_plan_lists_places_by_name():
+    torch.manual_seed(0)
+    parts = {"z": nn.Linear(64, 64), "y": nn.GELU(), "b": nn.Linear(64, 64), "a": nn.Tanh()}
+    model, x = nn.Sequential(collections.OrderedDict(parts)), torch.randn(512, 64)
+    fold = backfold.Controller(model, bits=4, min_bytes=0)
+    fold.calibrate(lambda: model(x).square().mean().backward())
+    names = list(fold.plan()["sites"])
+    assert len(names) > 2 and names == sorted(names)
 
 
 def test_a_small_tensor_that_matters_little_is_derived():

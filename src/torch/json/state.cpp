@@ -2,6 +2,9 @@
 
 #include "torch/json/state.h"
 
+#include <map>
+#include <string>
+
 #include "torch/json/site.h"
 
 namespace backfold::torch_layer {
@@ -143,14 +146,16 @@ void take_state(State& state, std::string_view json) {
 }
 
 std::string plan_as_json(const State& state) {
+  std::map<std::string_view, const Site*> planned;  // by name: the order of sight must not matter
+  for (const Site& site : state.sites->sites())
+    if (site.choice && (!site.root || is_planned_apart(site))) planned.emplace(site.name, &site);
   Json sites = Json::object();
-  for (const Site& site : state.sites->sites()) {
-    if (!site.choice || (site.root && !is_planned_apart(site))) continue;
-    Json described = choice_as_json(*site.choice, state.policy);
-    described["elements"] = site.reference.elements;
-    described["estimate"] = name_of(site.sensitivity.estimate);
-    described["error"] = as_json(error_at(site.sensitivity, site.choice->bits));
-    sites[site.name] = std::move(described);
+  for (const auto& [name, site] : planned) {
+    Json described = choice_as_json(*site->choice, state.policy);
+    described["elements"] = site->reference.elements;
+    described["estimate"] = name_of(site->sensitivity.estimate);
+    described["error"] = as_json(error_at(site->sensitivity, site->choice->bits));
+    sites[std::string(name)] = std::move(described);
   }
   // The width of sites that are not listed.
   const Json bits = state.options.bits ? Json(*state.options.bits) : Json();
