@@ -18,6 +18,7 @@ from derivation import (
 )
 from torch import nn
 from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -47,6 +48,46 @@ def by_two_views(x):
     x.detach().view(-1)[5:].view(-1, 1).neg_()
 
 
+class Wrapper(torch.Tensor):
+    """A tensor that hands each operator on to the one that it wraps."""
+
+    @staticmethod
+    def __new__(cls, inner):
+        return torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
+
+    def __init__(self, inner):
+        self.inner = inner
+
+    @classmethod
+    def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
+        return function(*[a.inner if isinstance(a, cls) else a for a in args], **(kwargs or {}))
+
+
+def by_a_wrapper(x):
+    for _ in range(3):  # what a kernel calls is skipped from its second call on
+        Wrapper(x.data).add_(1)
+
+
+class InsideDetach(TorchDispatchMode):
+    """Runs something inside each call of detach."""
+
+    def __init__(self, change):
+        super().__init__()
+        self.change = change
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if function is torch.ops.aten.detach.default:
+            self.change()
+        return function(*args, **(kwargs or {}))
+
+
+def by_a_mode(x):
+    data = x.data
+    for _ in range(3):
+        with InsideDetach(lambda: data.add_(1)):
+            torch.ones(2).detach()
+
+
 COUNTED = {  # autograd's count of writes tells
     "in place": lambda x: x.add_(1),
     "in place, without gradients": without_gradients,
@@ -65,6 +106,8 @@ NOT_COUNTED = {
     "by a list of .data": lambda x: torch._foreach_mul_([x.data], 3),
     "by out= of .data": lambda x: torch.mul(x.data, 3, out=x.data),
     "by the storage": by_storage,
+    "by a wrapper": by_a_wrapper,
+    "inside a mode": by_a_mode,
 }
 
 

@@ -60,5 +60,46 @@ TEST(Calls, AreWhatTheyWereWhileTheirEndIsObserved) {
   EXPECT_EQ(running_call(), nullptr);
 }
 
+thread_local int writes = 0;
+
+TEST(Calls, OfAKernelAreSeenOnceAndSkippedThen) {
+  std::thread([] {
+    const CallWatch watch;
+    const at::Tensor x = at::ones({4, 4});
+    observe_writes([](const at::Tensor&) { ++writes; });
+    const auto writes_of = [](const auto& call) {
+      writes = 0;
+      call();
+      return writes;
+    };
+    const auto copy = [&] { x.to(at::kBFloat16); };  // to -> _to_copy -> copy_
+    EXPECT_EQ(writes_of(copy), 1);
+    EXPECT_EQ(writes_of(copy), 0);
+    EXPECT_EQ(writes_of([&] { x.neg_(); }), 1);
+    // Composed operators stay open: what they call, autograd sees.
+    const auto composed = [&] { at::dropout(x, 0.5, true); };  // calls bernoulli_ and div_
+    EXPECT_GE(writes_of(composed), 2);
+    EXPECT_EQ(writes_of(composed), 2);
+    observe_writes(nullptr);
+  }).join();
+}
+
+TEST(Calls, AreSeenAgainAfterAKernelThatFailed) {
+  std::thread([] {
+    const CallWatch watch;
+    const at::Tensor x = at::ones({4, 4});
+    observe_writes([](const at::Tensor&) { ++writes; });
+    for (int i = 0; i < 3; ++i) {
+      x.to(at::kBFloat16);
+      EXPECT_THROW(x.gather(0, at::ones({2, 2}, at::kFloat)), c10::Error);
+      EXPECT_THROW(x.copy_(at::ones({3})), c10::Error);
+      writes = 0;
+      x.neg_();
+      EXPECT_EQ(writes, 1);
+    }
+    observe_writes(nullptr);
+  }).join();
+}
+
 }  // namespace
 }  // namespace backfold::torch_layer

@@ -6,10 +6,12 @@
 #include <c10/util/ScopeExit.h>
 #include <c10/util/flat_hash_map.h>
 
+#include <algorithm>
 #include <cstring>
 #include <deque>
 #include <mutex>
 #include <unordered_map>
+#include <utility>
 
 #include "torch/capture/node_name.h"
 #include "torch/reads/norms.h"
@@ -45,6 +47,20 @@ void add_recipe(Operator& op) {
       op.exact.push_back(static_cast<int>(i));
     if (is_one_of(op.slots[i], recipe->left_out)) op.left_out.push_back(static_cast<int>(i));
   }
+}
+
+// Whether torch's own kernel for autograd runs the operator: it leaves autograd before it calls
+// others. Composed operators do not, nor need those of other libraries.
+void add_kernels(Operator& op) {
+  if (op.opaque) return;
+  const auto handle =
+      c10::Dispatcher::singleton().findSchema({op.name, op.schema->overload_name()});
+  if (!handle) return;
+  const auto has = [&](c10::DispatchKey key) { return handle->hasKernelForDispatchKey(key); };
+  op.has_kernel_of_autograd =
+      has(c10::DispatchKey::Autograd) && !has(c10::DispatchKey::CompositeImplicitAutograd);
+  for (const c10::DispatchKey key : c10::autocast_dispatch_keyset)
+    op.has_kernel_of_autocast |= has(key);
 }
 
 // Every operator seen by the process.
@@ -89,6 +105,7 @@ class Registry {
       }
     }
     add_recipe(op);
+    add_kernels(op);
     return op;
   }
 
@@ -127,7 +144,23 @@ MadeObserver made_observer = nullptr;
 RegionObserver region_observer = nullptr;
 
 // Whether a kernel runs below autograd: what it calls is its own business.
-bool is_inside() { return c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::AutogradCPU); }
+bool is_inside() {
+  // Not AutogradCPU: kernels exclude the functionality, for no backend in particular.
+  return c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::AutogradFunctionality);
+}
+
+// Whether all that a call will call runs below autograd. A tensor or a mode that handles operators
+// itself, a transform of functions and autocast may call anything first.
+bool closes(const RunningCall& call) {
+  if (!call.op->has_kernel_of_autograd) return false;
+  const c10::impl::LocalDispatchKeySet local = c10::impl::tls_local_dispatch_key_set();
+  if (!(local.included_ - c10::default_included_set).empty()) return false;
+  if (call.op->has_kernel_of_autocast && !(c10::autocast_dispatch_keyset - local.excluded_).empty())
+    return false;
+  return std::none_of(call.tensors.begin(), call.tensors.end(), [](const auto& argument) {
+    return argument.first->key_set().has(c10::DispatchKey::Python);
+  });
+}
 
 const Operator* operator_of(const at::RecordFunction& call) {
   const char* name = call.name();
@@ -140,6 +173,10 @@ std::unique_ptr<at::ObserverContext> begin(const at::RecordFunction& call) {
   if (call.scope() == at::RecordScope::USER_SCOPE) {
     if (region_observer) region_observer(call.name());
     return nullptr;
+  }
+  if (thread.depth > 0) {
+    const RunningCall& outer = thread.calls[thread.depth - 1];
+    if (outer.is_closed && is_inside()) outer.op->calls_below_autograd = true;
   }
   if (thread.depth == thread.calls.size()) thread.calls.emplace_back();
   RunningCall& running = thread.calls[thread.depth++];
@@ -182,6 +219,9 @@ std::unique_ptr<at::ObserverContext> begin(const at::RecordFunction& call) {
   if (running.op->wants_arguments || running.op->copies || thread.begin_observer)
     running.arguments.assign(inputs.begin(), inputs.end());
   if (thread.begin_observer) thread.begin_observer(running);
+  running.is_closed = !thread.begin_observer && !thread.end_observer && closes(running);
+  running.is_unwatched = running.is_closed && running.op->calls_below_autograd;
+  if (running.is_unwatched) at::disableCallback(thread.handle);
   return nullptr;
 }
 
@@ -192,6 +232,7 @@ void end(const at::RecordFunction& call, at::ObserverContext*) {
   }
   if (thread.depth == 0) return;
   RunningCall& running = thread.calls[thread.depth - 1];
+  if (std::exchange(running.is_unwatched, false)) at::reenableCallback(thread.handle);
   // Last of all: what observers run would take its place.
   const auto ended = c10::make_scope_exit([&] {
     running.arguments.clear();
@@ -238,6 +279,7 @@ CallWatch::CallWatch() : depth_(thread.depth) {
 CallWatch::~CallWatch() {
   // Calls that an exception left, or that run on beyond the watch, are no longer known.
   for (std::size_t i = depth_; i < thread.calls.size(); ++i) {
+    if (std::exchange(thread.calls[i].is_unwatched, false)) at::reenableCallback(thread.handle);
     thread.calls[i].arguments.clear();
     thread.calls[i].waiting.clear();
   }

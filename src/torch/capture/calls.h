@@ -14,6 +14,7 @@
 #include <ATen/record_function.h>
 #include <c10/util/SmallVector.h>
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -53,6 +54,10 @@ struct Operator {
   const Recipe* recipe = nullptr;
   std::optional<c10::OperatorHandle> again;
   c10::SmallVector<int, 2> exact, left_out;
+  // What its kernel calls below autograd saves nothing and is not watched. Seen first, then
+  // skipped.
+  bool has_kernel_of_autograd = false, has_kernel_of_autocast = false;
+  mutable std::atomic<bool> calls_below_autograd = false;
 };
 
 struct RunningCall {
@@ -69,6 +74,8 @@ struct RunningCall {
   c10::SmallVector<std::shared_ptr<SharedPacket>, 1> waiting;
   bool recorded = false;         // how its result was made
   Value* overwritten = nullptr;  // that it writes over
+  bool is_closed = false;        // all that it calls runs below autograd
+  bool is_unwatched = false;     // so that no callback sees it
 };
 
 // The innermost call on this thread; null outside of calls. Valid until the call ends.
