@@ -151,7 +151,8 @@ Python_add_library(_C MODULE WITH_SOABI
   src/python/codecs.cpp
   src/python/controller.cpp
   src/python/hooks.cpp
-  src/python/options.cpp)
+  src/python/options.cpp
+  src/python/saved.cpp)
 target_compile_options(_C PRIVATE -Wall -Wextra)
 target_precompile_headers(_C PRIVATE <torch/csrc/utils/pybind.h>)
 target_compile_definitions(_C PRIVATE TORCH_EXTENSION_NAME=_C)

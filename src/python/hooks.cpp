@@ -2,12 +2,18 @@
 
 #include "python/hooks.h"
 
+#include <ATen/SavedTensorHooks.h>
 #include <ATen/core/grad_mode.h>
 #include <torch/csrc/Exceptions.h>
-#include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/PyInterpreter.h>
+#include <torch/csrc/autograd/anomaly_mode.h>
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/input_buffer.h>
 
-#include <optional>
+#include <memory>
+#include <utility>
 
+#include "python/saved.h"
 #include "torch/capture/entry.h"
 
 namespace backfold::python {
@@ -15,112 +21,51 @@ namespace {
 
 namespace py = pybind11;
 using torch_layer::Entry;
-using torch_layer::Saved;
 
-// Stands in for a saved tensor: an object that can only be unpacked.
-struct PySaved {
-  PyObject_HEAD Saved saved;
-  PyObject* original;  // a subclass instance to return, or a tensor with attributes; may be null
+// Hands out our hooks without Python where autograd's stack of hooks has them on top, and leaves
+// everything else to the engine of Python, which keeps its threads and its state.
+class FoldingEngine : public torch::autograd::Engine {
+ public:
+  explicit FoldingEngine(Engine& python) : python_(python) {}
+
+  std::unique_ptr<torch::autograd::SavedVariableHooks> get_default_saved_variable_hooks() override {
+    const auto& hooks = at::SavedTensorDefaultHooks::get_tls_state();
+    if (!hooks.stack.empty() && !hooks.is_tracing && !hooks.disabled_error_message &&
+        hooks.stack.top().first.ptr(getPyInterpreter()) == hook_functions().pack)
+      return std::make_unique<SavedHooks>();
+    return python_.get_default_saved_variable_hooks();
+  }
+
+  torch::autograd::variable_list execute(const torch::autograd::edge_list& roots,
+                                         const torch::autograd::variable_list& inputs,
+                                         bool keep_graph, bool create_graph, bool accumulate_grad,
+                                         const torch::autograd::edge_list& outputs) override {
+    return python_.execute(roots, inputs, keep_graph, create_graph, accumulate_grad, outputs);
+  }
+
+  c10::intrusive_ptr<at::ivalue::Future> execute_with_graph_task(
+      const std::shared_ptr<torch::autograd::GraphTask>& task,
+      decltype(torch::autograd::Edge::function) root,
+      torch::autograd::InputBuffer&& inputs) override {
+    return python_.execute_with_graph_task(task, std::move(root), std::move(inputs));
+  }
+
+  std::unique_ptr<torch::autograd::AnomalyMetadata> make_anomaly_metadata() override {
+    return python_.make_anomaly_metadata();
+  }
+
+ private:
+  Engine& python_;
 };
 
-void dealloc(PyObject* self) {
-  PyTypeObject* type = Py_TYPE(self);
-  auto* object = reinterpret_cast<PySaved*>(self);
-  Py_XDECREF(object->original);
-  object->saved.~Saved();
-  type->tp_free(self);
-  Py_DECREF(type);
-}
-
-PyTypeObject* saved_type = nullptr;
-
-PyTypeObject* make_saved_type() {
-  static char doc[] = "Held by autograd in place of a tensor saved inside a Controller's block.";
-  static PyType_Slot slots[] = {
-      {Py_tp_dealloc, reinterpret_cast<void*>(dealloc)}, {Py_tp_doc, doc}, {0, nullptr}};
-  static PyType_Spec spec = {"backfold._C.Saved", sizeof(PySaved), 0,
-                             Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION, slots};
-  PyObject* type = PyType_FromSpec(&spec);
-  if (!type) throw python_error();
-  return reinterpret_cast<PyTypeObject*>(type);
-}
-
-// While a large tensor is packed on the CPU, other Python threads may run.
-bool is_long_work(const at::Tensor& tensor) {
-  return tensor.layout() == at::kStrided && !tensor.is_nested() && tensor.is_cpu() &&
-         tensor.numel() > torch_layer::kLongWork;
-}
-
-bool has_attributes(PyObject* object) {
-  PyObject** dict = _PyObject_GetDictPtr(object);
-  return dict && *dict && PyDict_GET_SIZE(*dict) > 0;
-}
-
-// An alias of a tensor that carries the tensor's Python attributes. Autograd turns what it is given
-// into a variable. For an alias that shares only its memory it does so in place, so the Python
-// object with the attributes survives.
-py::object alias_with_attributes(const at::Tensor& tensor, PyObject* attributes) {
-  auto alias = py::reinterpret_steal<py::object>(THPVariable_Wrap(tensor.variable_data()));
-  if (!alias) throw python_error();
-  alias.attr("__dict__").attr("update")(py::handle(attributes).attr("__dict__"));
-  return alias;
-}
-
-PyObject* pack(PyObject*, PyObject* argument) {
-  HANDLE_TH_ERRORS
-  const at::Tensor& tensor = THPVariable_Unpack(argument);
-  const bool subclass = !THPVariable_CheckExact(argument);
-  const bool attributes = !subclass && has_attributes(argument);
-  const char* obstacle = subclass     ? "tensor subclass"
-                         : attributes ? "it carries Python attributes"
-                                      : nullptr;
-  Entry* entry = Entry::current();
-  const auto save = [&] {
-    return entry ? entry->save(tensor, obstacle) : torch_layer::save_outside(tensor);
-  };
-  std::optional<Saved> saved;
-  if (!obstacle && is_long_work(tensor)) {
-    const py::gil_scoped_release released;
-    saved.emplace(save());
-  } else {
-    saved.emplace(save());
-  }
-  py::object original;
-  if (subclass) {
-    original = py::handle(argument).attr("detach")();
-  } else if (attributes) {
-    original = tensor.is_leaf() ? py::reinterpret_borrow<py::object>(argument)
-                                : alias_with_attributes(tensor, argument);
-  }
-  auto* object = reinterpret_cast<PySaved*>(saved_type->tp_alloc(saved_type, 0));
-  if (!object) throw python_error();
-  new (&object->saved) Saved(std::move(*saved));
-  object->original = original.release().ptr();
-  return reinterpret_cast<PyObject*>(object);
-  END_HANDLE_TH_ERRORS
-}
-
-PyObject* unpack(PyObject*, PyObject* argument) {
-  HANDLE_TH_ERRORS
-  TORCH_CHECK_TYPE(Py_TYPE(argument) == saved_type, "backfold: expected a Saved, got ",
-                   Py_TYPE(argument)->tp_name);
-  auto* object = reinterpret_cast<PySaved*>(argument);
-  at::Tensor tensor;
-  if (object->saved.is_large_on_cpu()) {
-    py::gil_scoped_release released;
-    tensor = object->saved.unpack();
-  } else {
-    tensor = object->saved.unpack();
-  }
-  if (!object->original) return THPVariable_Wrap(std::move(tensor));
-  if (THPVariable_CheckExact(object->original)) {
-    const at::Tensor& original = THPVariable_Unpack(object->original);
-    if (!original.is_leaf() || original.requires_grad())
-      return alias_with_attributes(original, object->original).release().ptr();
-  }
-  Py_INCREF(object->original);
-  return object->original;
-  END_HANDLE_TH_ERRORS
+// Once, when the first block is entered.
+void install_engine() {
+  static FoldingEngine& engine = *new FoldingEngine(torch::autograd::Engine::get_default_engine());
+  static const bool installed = [] {
+    torch::autograd::set_default_engine_stub([]() -> torch::autograd::Engine& { return engine; });
+    return true;
+  }();
+  (void)installed;
 }
 
 PyObject* module_begins(PyObject*, PyObject* module) {
@@ -146,15 +91,10 @@ PyObject* module_ends(PyObject*, PyObject* module) {
   END_HANDLE_TH_ERRORS
 }
 
-PyMethodDef pack_method = {"pack", pack, METH_O, "Folds a tensor that autograd saves."};
-PyMethodDef unpack_method = {"unpack", unpack, METH_O, "Restores a folded tensor."};
 PyMethodDef begins_method = {"module_begins", module_begins, METH_O,
                              "Tells the block which module begins."};
 PyMethodDef ends_method = {"module_ends", module_ends, METH_O,
                            "Tells the block that a module has ended."};
-
-PyObject* pack_function = nullptr;
-PyObject* unpack_function = nullptr;
 
 py::object autograd_function(const char* name) {
   return py::module_::import("torch._C._autograd").attr(name);
@@ -163,9 +103,6 @@ py::object autograd_function(const char* name) {
 }  // namespace
 
 void add_hooks(py::module_& module) {
-  saved_type = make_saved_type();
-  pack_function = PyCFunction_New(&pack_method, nullptr);
-  unpack_function = PyCFunction_New(&unpack_method, nullptr);
   module.attr("module_begins") =
       py::reinterpret_steal<py::object>(PyCFunction_New(&begins_method, nullptr));
   module.attr("module_ends") =
@@ -173,8 +110,9 @@ void add_hooks(py::module_& module) {
   torch_layer::set_hook_installer({
       [] {
         py::gil_scoped_acquire gil;
-        autograd_function("_push_saved_tensors_default_hooks")(py::handle(pack_function),
-                                                               py::handle(unpack_function));
+        install_engine();
+        autograd_function("_push_saved_tensors_default_hooks")(py::handle(hook_functions().pack),
+                                                               py::handle(hook_functions().unpack));
       },
       [] {
         py::gil_scoped_acquire gil;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Hooks for use with Python: a pair of C functions for saved_tensors_hooks, and a pair for torch's
-// module hooks. No Python frame runs for a saved tensor.
+// Hooks for use with Python: autograd's engine hands out ours without a Python object or frame for
+// a saved tensor. A pair of C functions is for torch's module hooks.
 
 #ifndef BACKFOLD_PYTHON_HOOKS_H_
 #define BACKFOLD_PYTHON_HOOKS_H_

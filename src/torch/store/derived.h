@@ -112,7 +112,6 @@ class Derived {
   void forget_original();
 
   const Effort& effort() const { return effort_; }
-  at::Device device() const { return making_.device; }
   // The sites whose packets it is made from, each once.
   std::vector<Site*> roots() const;
 

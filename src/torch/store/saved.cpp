@@ -83,14 +83,6 @@ void Saved::check_reader() const {
               name, " asks for it. Name its module in keep= to keep all of it.");
 }
 
-bool Saved::is_large_on_cpu() const {
-  const auto* packet = std::get_if<std::shared_ptr<SharedPacket>>(&kept_);
-  if (packet) return *packet && !(*packet)->stream() && (*packet)->span().count > kLongWork;
-  const auto* derived = std::get_if<std::shared_ptr<Derived>>(&kept_);
-  return derived && (*derived)->device().is_cpu() &&
-         c10::multiply_integers(view_.sizes) > kLongWork;
-}
-
 at::Tensor Saved::unpack() {
   if (given_) {
     auto storage = given_->storage.lock();

@@ -20,9 +20,6 @@ namespace backfold::torch_layer {
 // Keeps the sites alive for as long as anything saved at one of them.
 using SitesAlive = std::shared_ptr<const SiteTable>;
 
-// Elements from which packing or unpacking is long work for the CPU.
-inline constexpr std::int64_t kLongWork = 1 << 18;
-
 // Something that is asked for the tensor whenever it is read.
 class Reader {
  public:
@@ -76,9 +73,6 @@ class Saved {
 
   // From now on something may stand in, and nothing is let go before its node is.
   void stand_in(std::shared_ptr<StandIn> stand_in) { stand_in_ = std::move(stand_in); }
-
-  // Whether unpacking is long work for the CPU.
-  bool is_large_on_cpu() const;
 
  private:
   // What the node was given, while it has it.

@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Autograd's engine, which hands out Backfold's hooks without Python and is torch's in all else."""
+
+import multiprocessing
+import warnings
+
+import backfold
+import pytest
+import torch
+from torch import nn
+from torch._dynamo import compiled_autograd
+from torch.autograd.graph import saved_tensors_hooks
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def gradients(fold=None, hooks=None) -> list[torch.Tensor]:
+    torch.manual_seed(3)
+    model = nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 4))
+    x = torch.randn(8, 16)
+    with fold or torch.enable_grad(), hooks or torch.enable_grad():
+        loss = model(x).square().sum()
+    loss.backward()
+    return [parameter.grad for parameter in model.parameters()]
+
+
+def exact() -> backfold.Controller:
+    return backfold.Controller(nn.Linear(1, 1), bits=None, min_bytes=0)
+
+
+def assert_same(first, second):
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+def test_hooks_inside_a_block_take_precedence():
+    packed = []
+    fold = exact()
+    inner = saved_tensors_hooks(lambda t: packed.append(t.shape) or t, lambda t: t)
+    assert_same(gradients(fold, inner), gradients())
+    assert packed
+    assert fold.report().to_dict()["saved_bytes"] == 0
+
+
+def test_a_block_inside_hooks_takes_precedence():
+    packed = []
+    fold = exact()
+    with saved_tensors_hooks(lambda t: packed.append(t.shape) or t, lambda t: t):
+        assert_same(gradients(fold), gradients(exact()))
+    assert not packed
+    assert fold.report().to_dict()["saved_bytes"] > 0
+
+
+def test_saved_tensors_can_be_looked_at_but_not_hooked_again():
+    x = torch.randn(8, 8, requires_grad=True)
+    with exact():
+        y = x.exp() * x.sin()
+    assert y.grad_fn._saved_self.equal(x.exp())
+    with pytest.raises(RuntimeError, match="hook"):
+        y.grad_fn._raw_saved_self.register_hooks(lambda t: t, lambda t: t)
+
+
+def test_anomaly_mode_names_the_forward():
+    x = torch.tensor([0.0], requires_grad=True)
+    with (
+        warnings.catch_warnings(record=True) as caught,
+        torch.autograd.detect_anomaly(check_nan=True),
+    ):
+        with exact():
+            y = (x.sqrt() * 0).sum()
+        with pytest.raises(RuntimeError, match="SqrtBackward0"):
+            y.backward()
+    assert any("x.sqrt()" in str(warning.message) for warning in caught)
+
+
+def test_compiled_autograd_unpacks():
+    wanted = gradients()
+    fold = exact()
+    for _ in range(2):
+        with compiled_autograd._enable(torch.compile(backend="eager")):
+            found = gradients(fold)
+        assert_same(found, wanted)
+
+
+def backward_in_child(queue):
+    queue.put([gradient.tolist() for gradient in gradients(exact())])
+
+
+def test_a_forked_child_runs_backward():
+    wanted = gradients(exact())
+    context = multiprocessing.get_context("fork")
+    queue = context.Queue()
+    child = context.Process(target=backward_in_child, args=(queue,))
+    child.start()
+    found = queue.get(timeout=60)
+    child.join(timeout=60)
+    assert child.exitcode == 0
+    assert_same([torch.tensor(gradient) for gradient in found], wanted)
+
+
+def test_a_graph_that_is_backed_through_from_a_function_of_python():
+    class Twice(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, gradient):
+            (x,) = ctx.saved_tensors
+            with torch.enable_grad():  # an engine within the engine
+                inner = x.detach().requires_grad_()
+                (again,) = torch.autograd.grad((inner * 2).sum(), inner)
+            return gradient * again
+
+    x = torch.randn(8, 8, requires_grad=True)
+    with exact():
+        y = Twice.apply(x).exp().sum()
+    y.backward()
+    assert torch.equal(x.grad, (x * 2).exp().detach() * 2)
