@@ -81,7 +81,8 @@ class Registry {
     op.opaque = !op.schema || !op.name.starts_with("aten::");
     op.compiled = !op.schema && op.name.find("CompiledFunction") != std::string::npos;
     op.copies = op.name == "aten::_to_copy";
-    op.wants_arguments = op.name == "aten::gelu";  // which of two functions it is
+    op.makes_shares = op.name == "aten::_log_softmax";
+    op.wants_arguments = op.makes_shares || op.name == "aten::gelu";  // which of two functions
     if (op.schema) {
       for (const c10::Argument& argument : op.schema->arguments()) {
         if (writes(argument)) op.written.push_back(static_cast<int>(op.slots.size()));

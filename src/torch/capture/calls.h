@@ -46,6 +46,7 @@ struct Operator {
   bool compiled = false;                 // a graph of torch.compile
   bool copies = false;           // aten::_to_copy, which makes low-precision copies of parameters
   bool wants_arguments = false;  // a rule looks at the arguments of a call
+  bool makes_shares = false;     // aten::_log_softmax, whose shares add up to 1
   // The norm that it is of one of its arguments, by position.
   const Norm* norm = nullptr;
   int norm_slot = -1;

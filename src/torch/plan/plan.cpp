@@ -109,7 +109,7 @@ constexpr double kMoreRoom[] = {1.125, 1.25, 1.5, 1.75, 2};
 
 // Tensors of 1 bit do more harm than the error of a single step tells: plans that weigh it by 4
 // train better at the same bytes (docs/plans.md).
-constexpr double kWeightOfOneBit = 4;
+constexpr double kWeightOfOneBit = 16;
 
 struct Solution {
   std::vector<Bundle> bundles;

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <map>
 
+#include "torch/codec/shares.h"
 #include "torch/probe/probe.h"
 #include "torch/store/geometry.h"
 
@@ -77,7 +78,10 @@ Comeback Probe::comeback_of(const at::Tensor& tensor, Site& site,
 }
 
 at::Tensor Probe::folded(const Leaf& leaf, int bits, const Key& key) {
-  return round_trip(leaf.tensor, format_of(leaf.site, leaf.tensor, bits), key, leaf.call->by);
+  const at::Tensor folded =
+      round_trip(leaf.tensor, format_of(leaf.site, leaf.tensor, bits), key, leaf.call->by);
+  if (leaf.call->shares_along) restore_sums(folded, *leaf.call->shares_along);
+  return folded;
 }
 
 at::Tensor Probe::folded_only(const Comeback& comeback) {

@@ -11,6 +11,7 @@
 #include <set>
 
 #include "torch/capture/node_name.h"
+#include "torch/codec/shares.h"
 #include "torch/probe/effect.h"
 #include "torch/probe/probe.h"
 #include "torch/store/geometry.h"
@@ -152,6 +153,7 @@ void Outside::measure(Probe& probe, Node& node, const Operator& op,
       for (std::int64_t draw = 0; draw < draws; ++draw) {
         const at::Tensor folded = round_trip(
             first->tensor, probe.format_of(*first->site, first->tensor, bits), probe.next_key());
+        if (first->shares_along) restore_sums(folded, *first->shares_along);
         for (const OutsideSaved& one : saved)
           if (same(one)) one.stand_in->tensor = folded;
         variable_list sent = node(variable_list(inputs));

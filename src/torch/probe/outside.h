@@ -36,6 +36,7 @@ struct OutsideSaved {
   const void* source = nullptr;  // tells tensors of one call apart
   at::Tensor tensor;             // a copy, so that the tensor itself does not stay alive, unfolded
   std::shared_ptr<StandIn> stand_in;
+  std::optional<std::int64_t> shares_along;  // as in Demand
 };
 
 // A tensor that the model returned.

@@ -148,6 +148,7 @@ Saved Probe::save(const at::Tensor& tensor, Site& site, const Demand& demand, Ru
     kept = std::make_shared<NotKept>(weak_from_this());
   } else if (foldable) {
     const auto record = call_record(call, site);
+    record->shares_along = demand.shares_along;
     const Comeback comeback = comeback_of(tensor, site, record, store);
     if (comeback.derived && !site.packs_copied) {
       // Ranked where it is packed.
@@ -202,7 +203,7 @@ std::shared_ptr<StandIn> Probe::note(const at::Tensor& tensor, Site& site, const
                                same == record->outside.end()
                                    ? tensor.tensor_data().clone(at::MemoryFormat::Preserve)
                                    : same->tensor,
-                               stand_in});
+                               stand_in, demand.shares_along});
   } catch (const c10::Error& error) {
     TORCH_WARN_ONCE("backfold: could not measure the effect of folding the tensors saved by ",
                     call.op->name, ": ", error.what_without_backtrace());

@@ -49,6 +49,7 @@ struct ProbedCall {
   at::Tensor norm_input;
   Site* norm_site = nullptr;
   std::optional<Normalisation> by;
+  std::optional<std::int64_t> shares_along;  // of what it makes
   const torch::autograd::Node* node = nullptr;
 };
 

@@ -64,6 +64,9 @@ Demand demand_of(RunningCall& call, const at::Tensor& tensor) {
     demand.rule = rule_by_order(op.result_rules, ordinal, arguments, tensor);
     demand.slot = static_cast<int>(op.slots.size()) + ordinal;
   }
+  if (op.makes_shares && !call.arguments.empty() &&
+      demand.slot >= static_cast<int>(op.slots.size()))
+    demand.shares_along = arguments["dim"].toInt();
   if (op.norm && demand.slot == op.norm_slot) demand.norm = norm_call(*op.norm, arguments);
   if (!op.schema) demand.rule = rule_by_order(op.saved_rules, order, arguments, tensor);
   if (op.opaque && !demand.rule) {

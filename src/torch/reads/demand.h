@@ -25,6 +25,8 @@ struct Demand {
   PredicateFormat predicate;  // without type and count
   Bound bound;
   std::optional<NormCall> norm;  // if the tensor is the input of one
+  // The dimension along which shares add up to 1, if the tensor is their logarithms (shares.h).
+  std::optional<std::int64_t> shares_along;
 };
 
 // Finds the tensor among the call's arguments and applies the table. If a tensor is passed as

@@ -174,6 +174,8 @@ Saved Store::pack(Saving& saving, Tracked& tracked, const Treatment& treatment, 
   const auto packet =
       std::make_shared<SharedPacket>(tensor, span, dense_copy, format, saving.site, saving.rule);
   const Key key = next_key(saving.site, saving.step);
+  if (saving.demand.shares_along && packet->is_planned())
+    packet->shares_add_up(*saving.demand.shares_along);
   if (!rows) {
     packet->pack(tensor, dense_copy, key, std::nullopt);
   } else if (saving.demand.norm->has_statistics()) {

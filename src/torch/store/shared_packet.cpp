@@ -9,6 +9,8 @@
 
 #include <array>
 
+#include "torch/codec/shares.h"
+
 namespace backfold::torch_layer {
 namespace {
 
@@ -116,7 +118,9 @@ SharedPacket::~SharedPacket() {
 
 at::Tensor SharedPacket::unpacked() const {
   if (by_) return unpack_payload(payload_, std::get<GroupFormat>(format_), *by_, type_);
-  return unpack_payload(payload_, format_, {span_.count}, {1}, type_);
+  const at::Tensor values = unpack_payload(payload_, format_, {span_.count}, {1}, type_);
+  if (shares_along_) restore_sums(tensor_at(values.storage(), packed_view_, type_), *shares_along_);
+  return values;
 }
 
 void SharedPacket::fetch() const {

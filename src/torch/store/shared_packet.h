@@ -64,6 +64,10 @@ class SharedPacket {
   // Holds `dense`, which is the source or the copy, until complete() packs it: the input of a norm
   // is saved before its statistics exist.
   void wait(const at::Tensor& dense, const Key& key, const NormCall& call, const NormRows& rows);
+  // What is decoded are logarithms whose shares add up to 1 along this dimension of the source
+  // (codec/shares.h). For their own reader alone: others expect values without a bias.
+  void shares_add_up(std::int64_t dim) { shares_along_ = dim; }
+  bool is_of_shares() const { return shares_along_.has_value(); }
   // With what the norm's call made. Where that is nothing, the call has failed, and the tensor goes
   // on being held.
   void complete(c10::ArrayRef<c10::IValue> results);
@@ -133,6 +137,7 @@ class SharedPacket {
   std::optional<Waiting> waiting_;
   std::optional<NormRows> rows_;
   std::optional<Normalisation> by_;
+  std::optional<std::int64_t> shares_along_;
   bool learns_sign_ = false;
   std::atomic<bool> values_read_{false};
   std::mutex mutex_;

@@ -57,7 +57,7 @@ std::optional<Source> Store::kept_source(const Value::Input& input, const Need& 
     auto view = packet->view_of(input.view);
     if (!view) continue;
     if (const auto* predicate = std::get_if<PredicateFormat>(&packet->format());
-        predicate && predicate->type != ElementType::kBool)
+        packet->is_of_shares() || (predicate && predicate->type != ElementType::kBool))
       continue;  // made for its own reader
     if (!is_lossless(packet->format())) {
       const auto* group = std::get_if<GroupFormat>(&packet->format());

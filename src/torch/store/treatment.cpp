@@ -78,6 +78,7 @@ std::int64_t saved_bytes(const at::Tensor& tensor) {
 }
 
 bool serves(const SharedPacket& packet, const Site& site, const Demand& demand, int bits) {
+  if (packet.is_of_shares() && !demand.shares_along) return false;
   if (packet.rule() != Policy::kNone) {
     if (const auto* group = std::get_if<GroupFormat>(&packet.format()))
       return group->bits >= demand.bits;
