@@ -17,6 +17,7 @@ from derivation import (
     derived,
     gradients,
     leaf,
+    same_bits,
     sites,
 )
 from torch.nn import functional
@@ -178,7 +179,13 @@ class Case:
     def problem(self, op, fold) -> str:
         expected = gradients(lambda: self.run(op), self.leaves)
         found = gradients(lambda: self.run(op), self.leaves, fold)
-        assert_same_bits(found, expected)
+        again = gradients(lambda: self.run(op), self.leaves)
+        # On a GPU, backward of some operators adds up in any order.
+        steady = [i for i, (a, b) in enumerate(zip(again, expected, strict=True)) if same_bits(a, b)]
+        assert {2, 3} <= set(steady)  # what is made again enters these alone
+        assert_same_bits([found[i] for i in steady], [expected[i] for i in steady])
+        for i in set(range(4)) - set(steady):
+            torch.testing.assert_close(found[i], expected[i], rtol=0.02, atol=0.02)
         return "" if any("aten::mm" in place for place in derived(fold)) else NOT_DERIVED
 
 
