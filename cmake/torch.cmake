@@ -81,6 +81,7 @@ add_library(backfold_torch SHARED
   src/torch/codec/grouping.cpp
   src/torch/codec/policy.cpp
   src/torch/codec/project.cpp
+  src/torch/codec/reused_memory.cpp
   src/torch/codec/shares.cpp
   src/torch/json/report.cpp
   src/torch/json/site.cpp

@@ -21,6 +21,7 @@
 
 #include "torch/capture/site.h"
 #include "torch/codec/policy.h"
+#include "torch/codec/reused_memory.h"
 #include "torch/plan/guard.h"
 #include "torch/plan/noise.h"
 #include "torch/plan/plan.h"
@@ -98,6 +99,7 @@ struct State {
   Guarding guarding;
   Probing probing;
   ProbeTurns turns;
+  const ReusedMemoryUser memory;
 };
 
 // Options of the block that is about to begin: widths that are not planned follow the target.

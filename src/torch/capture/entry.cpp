@@ -11,6 +11,7 @@
 #include <mutex>
 #include <utility>
 
+#include "torch/codec/reused_memory.h"
 #include "torch/reads/demand.h"
 #include "torch/reads/recipes.h"
 
@@ -147,6 +148,7 @@ Entry::Entry(std::shared_ptr<State> state)
     c10::ThreadLocalDebugInfo::_push(c10::DebugInfoKind::PROFILER_STATE, allocations_);
     allocated_before_ = 0;
   }
+  age_reused_memory();
   observe_copies(observe_copy);
   observe_waiting(complete_waiting);
   observe_writes(observe_write);

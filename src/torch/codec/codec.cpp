@@ -11,6 +11,8 @@
 
 #include <cmath>
 
+#include "torch/codec/reused_memory.h"
+
 namespace backfold::torch_layer {
 namespace {
 
@@ -196,8 +198,9 @@ int code_bits(const Format& format) {
 at::Tensor allocate(at::IntArrayRef sizes, at::IntArrayRef strides, at::ScalarType type,
                     const at::Device& device) {
   const auto key = device.is_cpu() ? c10::DispatchKey::CPU : c10::DispatchKey::CUDA;
-  return at::Tensor(at::detail::empty_strided_generic(
-      sizes, strides, c10::GetAllocator(device.type()), c10::DispatchKeySet(key), type));
+  c10::Allocator* from = device.is_cpu() ? &reused_memory() : c10::GetAllocator(device.type());
+  return at::Tensor(
+      at::detail::empty_strided_generic(sizes, strides, from, c10::DispatchKeySet(key), type));
 }
 
 at::Tensor pack_payload(const void* source, const at::Device& device, const Format& format,
