@@ -17,7 +17,6 @@ from derivation import (
     derived,
     gradients,
     leaf,
-    same_bits,
     sites,
 )
 from torch.nn import functional
@@ -165,7 +164,8 @@ NOT_DERIVED = "not derived"
 class Case:
     """h = x @ w, which a product saves, then `op(h)`, which another saves."""
 
-    def __init__(self, device: str, dtype: torch.dtype = torch.float32):
+    def __init__(self, device: str, name: str = "", dtype: torch.dtype = torch.float32):
+        self.adds_up_in_any_order = device == "cuda" and ("pad" in name or "upsample" in name)
         self.leaves = [leaf(SIZE, SIZE, device=device, seed=i, dtype=dtype) for i in range(4)]
 
     def run(self, op) -> torch.Tensor:
@@ -179,12 +179,11 @@ class Case:
     def problem(self, op, fold) -> str:
         expected = gradients(lambda: self.run(op), self.leaves)
         found = gradients(lambda: self.run(op), self.leaves, fold)
-        again = gradients(lambda: self.run(op), self.leaves)
-        # On a GPU, backward of some operators adds up in any order.
-        steady = [i for i in range(4) if same_bits(again[i], expected[i])]
-        assert {2, 3} <= set(steady)  # what is made again enters these alone
-        assert_same_bits([found[i] for i in steady], [expected[i] for i in steady])
-        for i in set(range(4)) - set(steady):
+        # On a GPU, backward of such operators adds up in any order. What is made again enters the
+        # last two gradients alone.
+        first = 2 if self.adds_up_in_any_order else 0
+        assert_same_bits(found[first:], expected[first:])
+        for i in range(first):
             torch.testing.assert_close(found[i], expected[i], rtol=0.02, atol=0.02)
         return "" if any("aten::mm" in place for place in derived(fold)) else NOT_DERIVED
 
@@ -197,7 +196,7 @@ def rows(y: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", OPERATORS)
 def test_every_recipe(device, name, dtype):
-    case, op = Case(device, dtype), OPERATORS[name]
+    case, op = Case(device, name, dtype), OPERATORS[name]
     assert not case.problem(lambda h: rows(op(h)), controller())
 
 
@@ -209,7 +208,7 @@ SECOND = UNARY | BINARY | {name: WRITING[name] for name in ("relu_", "add_", "mu
 @pytest.mark.parametrize("name", OPERATORS)
 def test_every_recipe_after_another(device, name):
     # A chain that reads the wrong end of it, or forgets a scalar, has other bits.
-    case, first, fold = Case(device), OPERATORS[name], controller()
+    case, first, fold = Case(device, name), OPERATORS[name], controller()
     wrong = []
     for other, second in SECOND.items():
         try:

@@ -3,6 +3,7 @@
 #include "torch/capture/calls.h"
 
 #include <ATen/Functions.h>
+#include <ATen/ThreadLocalState.h>
 #include <gtest/gtest.h>
 
 #include <string>
@@ -98,6 +99,21 @@ TEST(Calls, AreSeenAgainAfterAKernelThatFailed) {
       EXPECT_EQ(writes, 1);
     }
     observe_writes(nullptr);
+  }).join();
+}
+
+TEST(Calls, OnThreadsThatTakeOverAWatchAreLeftAlone) {
+  // As the engine's threads do where backward runs inside a watch.
+  std::thread([] {
+    const CallWatch watch;
+    const at::ThreadLocalState state;
+    testing::internal::CaptureStderr();
+    std::thread([&] {
+      const at::ThreadLocalStateGuard guard(state);
+      const at::Tensor x = at::ones({4, 4});
+      for (int i = 0; i < 3; ++i) x.to(at::kBFloat16);
+    }).join();
+    EXPECT_EQ(testing::internal::GetCapturedStderr(), "");  // "Requested callback is not found"
   }).join();
 }
 

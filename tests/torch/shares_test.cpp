@@ -51,6 +51,14 @@ TEST(Shares, OfNothingAndOfOne) {
   EXPECT_LT(off(row, 0), 1e-6);
 }
 
+TEST(Shares, AreLeftAloneInRowsThatAreNoNumbers) {
+  const double nan = std::numeric_limits<double>::quiet_NaN();
+  at::Tensor rows = at::tensor({-1.0, nan, -2.0, -1.0, -1.0, -1.0}).view({2, 3});
+  restore_sums(rows, 1);
+  EXPECT_EQ(rows[0][0].item<double>(), -1);
+  EXPECT_LT(off(rows[1], 0), 1e-6);
+}
+
 TEST(Shares, OfNothingButOneStayImpossible) {
   const double never = -std::numeric_limits<double>::infinity();
   at::Tensor row = at::tensor({-1.0, never, -2.0});

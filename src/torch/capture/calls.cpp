@@ -221,7 +221,9 @@ std::unique_ptr<at::ObserverContext> begin(const at::RecordFunction& call) {
     running.arguments.assign(inputs.begin(), inputs.end());
   if (thread.begin_observer) thread.begin_observer(running);
   running.is_closed = !thread.begin_observer && !thread.end_observer && closes(running);
-  running.is_unwatched = running.is_closed && running.op->calls_below_autograd;
+  // A backward inside a watch takes the callback to threads of the engine, which have no handle.
+  running.is_unwatched =
+      running.is_closed && running.op->calls_below_autograd && thread.watches > 0;
   if (running.is_unwatched) at::disableCallback(thread.handle);
   return nullptr;
 }

@@ -16,7 +16,8 @@
 namespace backfold::torch_layer {
 
 // Rounded logarithms, whose shares add up to 1 along `dim` again. In place; a few rows at a time,
-// as the exponentials take as much memory as the rows.
+// as the exponentials take as much memory as the rows. Rows that do not add up to a number stay as
+// they are: an impossible class may come back as no number.
 void restore_sums(const at::Tensor& logarithms, std::int64_t dim);
 
 }  // namespace backfold::torch_layer

@@ -107,7 +107,7 @@ namespace {
 // bits more for the worst of them take far less memory than those tensors do.
 constexpr double kMoreRoom[] = {1.125, 1.25, 1.5, 1.75, 2};
 
-// Tensors of 1 bit do more harm than the error of a single step tells: plans that weigh it by 4
+// Tensors of 1 bit do more harm than the error of a single step tells: plans that weigh it by 16
 // train better at the same bytes (docs/plans.md).
 constexpr double kWeightOfOneBit = 16;
 
