@@ -5,6 +5,7 @@
     bench/run h200 resnet50 bert            two of them
     bench/run h200 swin_t --modes fold stored checkpoint save_on_cpu
     bench/run h200 llama --report --profile where the bytes are, where the time goes
+    bench/run h200 swin_t --apart           what the host takes, what the GPU takes
     bench/run h200 --tiny                   tiny sizes on the CPU, to check that it all still runs
 
 Plain runs first, in the same process. Held is what forward leaves allocated; peak is the most
@@ -170,6 +171,18 @@ def run_fold(run: Run, workload: Workload, mode: str) -> None:
         say_report(report["sites"], arguments.report)
     if arguments.profile:
         say_profile(workload, fold)
+    say_apart(run, workload, mode, lambda: fold)
+
+
+def say_apart(run: Run, workload: Workload, mode: str, scope: measure.Scope) -> None:
+    if not run.arguments.apart:
+        return
+    found = measure.apart(workload, scope)
+    run.result.setdefault("apart", {})[mode] = found._asdict()
+    say(
+        f"  {mode}: forward {found.host_forward:.1f} ms of the host, {found.gpu_forward:.1f} of "
+        f"the GPU; backward {found.gpu_backward:.1f} of the GPU"
+    )
 
 
 def run_mode(run: Run, workload: Workload, mode: str) -> None:
@@ -177,6 +190,7 @@ def run_mode(run: Run, workload: Workload, mode: str) -> None:
         run_fold(run, workload, mode)
     elif mode == "plain":
         run.measured(mode, measure.steps(workload, contextlib.nullcontext))
+        say_apart(run, workload, mode, contextlib.nullcontext)
     elif mode == "checkpoint":
         if workload.block:
             with checkpointed(workload):
@@ -265,12 +279,15 @@ def main() -> int:
     )
     parser.add_argument("--report", type=int, nargs="?", const=20, metavar="ROWS")
     parser.add_argument("--profile", action="store_true", help="kernels of a folded step")
+    parser.add_argument("--apart", action="store_true", help="times of host and GPU on their own")
     parser.add_argument("--json", type=pathlib.Path, help="also write all figures here")
     parser.add_argument("--tiny", action="store_true", help="tiny sizes on the CPU")
     arguments = parser.parse_args()
     unknown = set(arguments.workloads) - set(BUILDERS)
     if unknown:
         parser.error(f"unknown workload {', '.join(unknown)}; known: {', '.join(BUILDERS)}")
+    if arguments.tiny and arguments.apart:
+        parser.error("--apart needs a GPU; --tiny runs on the CPU")
     if not arguments.tiny and not torch.cuda.is_available():
         parser.error("torch sees no GPU here; --tiny runs on the CPU")
 

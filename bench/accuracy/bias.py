@@ -1,0 +1,92 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""How much of a folded gradient's error is bias, which steps do not average out.
+
+    bench/accuracy/bias.py --data DIR                        the character GPT, at 2 bits
+    bench/accuracy/bias.py --data DIR --variants adaptive-4  others; variants.py has their names
+
+Each variant trains for a while, so that its plan is made. Then all of them fold the same batch at
+the weights of plain training, many times over. The bias is the product of the mean errors of two
+halves of the draws, which leaves no noise in it on average.
+"""
+
+import argparse
+import contextlib
+import pathlib
+import sys
+
+import backfold
+import torch
+from text_tasks import GptTask
+from torch import Tensor, nn
+from tqdm import tqdm
+from training import Size
+from variants import options
+
+STEPS, DRAWS = 120, 96
+
+
+def train(task: GptTask, variant: str) -> tuple[nn.Module, contextlib.AbstractContextManager]:
+    torch.manual_seed(0)
+    training = task.training()
+    scope: contextlib.AbstractContextManager = contextlib.nullcontext()
+    if variant != "plain":
+        scope = backfold.Controller(training.model, min_bytes=task.min_bytes, **options(variant))
+    for _, batch in zip(range(STEPS), task.batches(0), strict=False):
+        with scope:
+            loss = task.loss(training.model, batch)
+        loss.backward()
+        training.optimizer.step()
+        training.schedule.step()
+        training.optimizer.zero_grad()
+    return training.model, scope
+
+
+def gradient(task: GptTask, model: nn.Module, batch: Tensor, scope) -> list[Tensor]:
+    torch.manual_seed(5)  # the same dropout
+    with scope:
+        loss = task.loss(model, batch)
+    return list(torch.autograd.grad(loss, list(model.parameters())))
+
+
+def measure(task: GptTask, variant: str, weights: dict[str, Tensor], batch: Tensor) -> str:
+    model, fold = train(task, variant)
+    model.load_state_dict(weights)
+    plain = gradient(task, model, batch, contextlib.nullcontext())
+    means = [[torch.zeros_like(part) for part in plain] for _ in range(2)]
+    errors = [0.0] * len(plain)
+    for draw in tqdm(range(DRAWS), desc=variant, leave=False):
+        for i, part in enumerate(gradient(task, model, batch, fold)):
+            error = part - plain[i]
+            means[draw % 2][i] += error / (DRAWS / 2)
+            errors[i] += error.square().sum().item() / DRAWS
+    biases = [(a * b).sum().item() for a, b in zip(*means, strict=True)]
+    energies = [part.square().sum().item() for part in plain]
+    report = fold.report().to_dict()
+    worst = max(bias / energy for bias, energy in zip(biases, energies, strict=True))
+    return (
+        f"{variant:14}{report['held_bytes'] / report['saved_bytes']:10.4f}"
+        f"{sum(errors) / sum(energies):10.4f}{sum(biases) / sum(energies):10.4f}{worst:12.4f}"
+    )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--data", type=pathlib.Path, required=True)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--variants", nargs="+", default=["fixed-2", "ratio-18.4", "ratio-19.0"])
+    arguments = parser.parse_args()
+    task = GptTask(arguments.data, arguments.device, Size(steps=400, width=64))
+    weights = train(task, "plain")[0].state_dict()
+    batch = next(task.batches(1))
+    print(f"{'':14}{'held':>10}{'error':>10}{'bias':>10}{'worst bias':>12}")
+    for variant in arguments.variants:
+        print(measure(task, variant, weights, batch), flush=True)
+    print("error and bias are shares of the gradient's energy, the worst one of a parameter's own")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
