@@ -13,19 +13,29 @@ bookkeeping alone. `folded` packs and unpacks 256 elements each.
 Watched operations save nothing, so that only the callback sees them. With derive=True it records
 those that have a recipe; that is the last column. The last line is three operations that save two
 tensors: GELU its input, a product its result, which is packed or derived.
+
+Whole models: a 24-layer GPT-2 and, where torchvision is installed, Swin-T, with one sample; narrow
+ones on a CPU, so that kernels take little time there, too. Times are the host's.
 """
 
 import contextlib
 import itertools
 import time
+import typing
 from collections.abc import Callable
 
 import backfold
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
-LENGTH, RUNS = 200, 100
+LENGTH, RUNS, MODEL_RUNS = 200, 100, 40
+
+
+class Loss(typing.NamedTuple):
+    model: nn.Module
+    of: Callable[[], Tensor]
+
 
 WATCHED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "view (no recipe)": lambda y, x: y.view(-1),
@@ -95,6 +105,81 @@ def print_watched(x: Tensor) -> None:
         print(f"  {name:24}{plain:8.2f}{stored:14.2f}{derived:13.2f}{derived - stored:+10.2f}")
 
 
+def gpt2(device: str) -> Loss:
+    import transformers
+
+    width = 1024 if device == "cuda" else 64
+    config = transformers.GPT2Config(
+        n_layer=24,
+        n_embd=width,
+        n_head=max(4, width // 64),
+        vocab_size=128,
+        n_positions=64,
+        bos_token_id=0,
+        eos_token_id=0,
+    )
+    with torch.device(device):
+        model = transformers.GPT2LMHeadModel(config).train()
+        tokens = torch.randint(128, (1, 64))
+    return Loss(model, lambda: model(tokens, labels=tokens).loss)
+
+
+def swin(device: str) -> Loss | None:
+    try:
+        from torchvision.models import swin_t, swin_transformer
+    except ImportError:
+        return None
+    with torch.device(device):
+        if device == "cuda":
+            model, image = swin_t(), torch.rand(1, 3, 224, 224)
+        else:
+            model = swin_transformer.SwinTransformer(
+                [4, 4], embed_dim=12, depths=[2, 2, 6, 2], num_heads=[1] * 4, window_size=[2, 2]
+            )
+            image = torch.rand(1, 3, 32, 32)
+    model.train()
+    return Loss(model, lambda: model(image).sum())
+
+
+def host_times(loss: Loss, scope: contextlib.AbstractContextManager) -> list[float]:
+    """Milliseconds of forward and backward. On a GPU, what was launched may still run."""
+    if next(loss.model.parameters()).is_cuda:
+        torch.cuda.synchronize()
+    start = time.perf_counter()
+    with scope:
+        value = loss.of()
+    forward = time.perf_counter()
+    value.backward()
+    end = time.perf_counter()
+    loss.model.zero_grad(set_to_none=True)
+    return [(forward - start) * 1e3, (end - forward) * 1e3]
+
+
+def print_models(device: str) -> None:
+    print(f"{device}: milliseconds of the host, forward and backward of one sample")
+    for name, build in (("GPT-2, 24 layers", gpt2), ("Swin-T", swin)):
+        loss = build(device)
+        if loss is None:
+            print(f"  {name}: needs torchvision")
+            continue
+        scopes = {
+            "plain": contextlib.nullcontext(),
+            "passed": backfold.Controller(loss.model, bits=4, min_bytes=1 << 40),
+            "bits=None": backfold.Controller(loss.model, bits=None),
+            "default": backfold.Controller(loss.model, bits=4),
+            "all packed": backfold.Controller(loss.model, bits=4, min_bytes=0),
+        }
+        runs: dict[str, list[list[float]]] = {name: [] for name in scopes}
+        for _ in range(MODEL_RUNS):
+            for mode, scope in scopes.items():
+                runs[mode].append(host_times(loss, scope))
+        print(f"  {name}")
+        for mode, times in runs.items():
+            columns = zip(*times, strict=True)
+            forward, backward = (sorted(column)[MODEL_RUNS // 4] for column in columns)
+            print(f"    {mode:12}{forward:8.2f}{backward:8.2f}")
+
+
 def main() -> None:
     torch.set_num_threads(1)
     devices = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
@@ -102,6 +187,7 @@ def main() -> None:
         x = torch.rand(256, device=device, requires_grad=True)
         print_saved(x)
         print_watched(x)
+        print_models(device)
 
 
 if __name__ == "__main__":

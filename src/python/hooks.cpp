@@ -58,14 +58,10 @@ class FoldingEngine : public torch::autograd::Engine {
   Engine& python_;
 };
 
-// Once, when the first block is entered.
+// From the first block on.
 void install_engine() {
   static FoldingEngine& engine = *new FoldingEngine(torch::autograd::Engine::get_default_engine());
-  static const bool installed = [] {
-    torch::autograd::set_default_engine_stub([]() -> torch::autograd::Engine& { return engine; });
-    return true;
-  }();
-  (void)installed;
+  torch::autograd::set_default_engine_stub([]() -> torch::autograd::Engine& { return engine; });
 }
 
 PyObject* module_begins(PyObject*, PyObject* module) {

@@ -84,7 +84,9 @@ def test_compiled_autograd_unpacks():
 
 
 FORKING = """
-import multiprocessing, test_engine
+import multiprocessing, test_engine, torch
+
+torch.set_num_threads(1)  # a child has none of OpenMP's threads, and torch waits for them
 
 def run(queue):
     queue.put([gradient.tolist() for gradient in test_engine.gradients(test_engine.exact())])
