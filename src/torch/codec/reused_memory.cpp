@@ -10,17 +10,15 @@
 #include <utility>
 #include <vector>
 
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/asan_interface.h>
+#endif
+
 namespace backfold::torch_layer {
 namespace {
 
 constexpr std::int64_t kStepsKept = 4;
 constexpr std::size_t kGranularity = 1 << 16;
-
-#if defined(__SANITIZE_ADDRESS__)
-constexpr bool kReuses = false;  // memory that is kept would hide its use after the end
-#else
-constexpr bool kReuses = true;
-#endif
 
 struct Block {
   void* memory = nullptr;
@@ -29,10 +27,22 @@ struct Block {
   bool told = false;      // a profiler knows of it
 };
 
+// Lets a sanitizer see the use of memory that is only kept.
+void forbid([[maybe_unused]] const Block& block) {
+#if defined(__SANITIZE_ADDRESS__)
+  ASAN_POISON_MEMORY_REGION(block.memory, block.bytes);
+#endif
+}
+void allow([[maybe_unused]] const Block& block) {
+#if defined(__SANITIZE_ADDRESS__)
+  ASAN_UNPOISON_MEMORY_REGION(block.memory, block.bytes);
+#endif
+}
+
 class Keeper final : public c10::Allocator {
  public:
   c10::DataPtr allocate(std::size_t bytes) override {
-    if (!kReuses || bytes < kReusedFrom) return c10::GetCPUAllocator()->allocate(bytes);
+    if (bytes < kReusedFrom) return c10::GetCPUAllocator()->allocate(bytes);
     const std::size_t rounded = (bytes + kGranularity - 1) / kGranularity * kGranularity;
     Block block = take(rounded);
     if (!block.memory) block = {c10::alloc_cpu(rounded), rounded};
@@ -73,6 +83,7 @@ class Keeper final : public c10::Allocator {
     found->second.pop_back();
     if (found->second.empty()) free_.erase(found);
     kept_ -= block.bytes;
+    allow(block);
     return block;
   }
 
@@ -86,6 +97,7 @@ class Keeper final : public c10::Allocator {
     }
     block.step = step_;
     kept_ += block.bytes;
+    forbid(block);
     free_[block.bytes].push_back(block);
   }
 
@@ -95,6 +107,7 @@ class Keeper final : public c10::Allocator {
       std::erase_if(size->second, [&](const Block& block) {
         if (!which(block)) return false;
         kept_ -= block.bytes;
+        allow(block);
         c10::free_cpu(block.memory);
         return true;
       });
