@@ -12,16 +12,16 @@ halves of the draws, which leaves no noise in it on average.
 
 import argparse
 import contextlib
+import itertools
 import pathlib
 import sys
 
-import backfold
 import torch
+import variants
 from text_tasks import GptTask
 from torch import Tensor, nn
 from tqdm import tqdm
-from training import Size
-from variants import options
+from training import Size, step
 
 STEPS, DRAWS = 120, 96
 
@@ -29,17 +29,10 @@ STEPS, DRAWS = 120, 96
 def train(task: GptTask, variant: str) -> tuple[nn.Module, contextlib.AbstractContextManager]:
     torch.manual_seed(0)
     training = task.training()
-    scope: contextlib.AbstractContextManager = contextlib.nullcontext()
-    if variant != "plain":
-        scope = backfold.Controller(training.model, min_bytes=task.min_bytes, **options(variant))
-    for _, batch in zip(range(STEPS), task.batches(0), strict=False):
-        with scope:
-            loss = task.loss(training.model, batch)
-        loss.backward()
-        training.optimizer.step()
-        training.schedule.step()
-        training.optimizer.zero_grad()
-    return training.model, scope
+    fold = variants.scope(variant, training.model, task.min_bytes, seed=0)
+    for batch in itertools.islice(task.batches(0), STEPS):
+        step(task, training, fold, batch)
+    return training.model, fold
 
 
 def gradient(task: GptTask, model: nn.Module, batch: Tensor, scope) -> list[Tensor]:
@@ -76,7 +69,12 @@ def main() -> int:
     )
     parser.add_argument("--data", type=pathlib.Path, required=True)
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--variants", nargs="+", default=["fixed-2", "ratio-18.4", "ratio-19.0"])
+    parser.add_argument(
+        "--variants",
+        nargs="+",
+        type=variants.variant,
+        default=["fixed-2", "ratio-18.4", "ratio-19.0"],
+    )
     arguments = parser.parse_args()
     task = GptTask(arguments.data, arguments.device, Size(steps=400, width=64))
     weights = train(task, "plain")[0].state_dict()

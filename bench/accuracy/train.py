@@ -34,7 +34,7 @@ try:
     from tables import table
     from tasks import NAMES, build
     from tqdm import tqdm
-    from training import Scale, Size, Task
+    from training import Scale, Size, Task, step
 except ImportError as error:
     sys.exit(
         f"bench/accuracy/train.py: {error}. Build the package with make test-python, then run "
@@ -59,19 +59,14 @@ def allow_tf32() -> None:
 
 def train(task: Task, name: str, seed: int) -> Run:
     torch.manual_seed(seed)
-    model, optimizer, schedule = task.training()
+    training = task.training()
+    model = training.model
     fold = variants.scope(name, model, task.min_bytes, seed)
     losses = []
     start = time.perf_counter()
     bar = tqdm(task.batches(seed), f"{name}, seed {seed}", task.steps, leave=False, disable=None)
     for batch in bar:
-        with fold:
-            loss = task.loss(model, batch)
-        loss.backward()
-        optimizer.step()
-        schedule.step()
-        optimizer.zero_grad()
-        losses.append(loss.detach())
+        losses.append(step(task, training, fold, batch))
     last = torch.stack(losses[-max(task.steps // 10, 1) :]).mean().item()
     seconds = time.perf_counter() - start
     kept = 1.0

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What all training tasks have in common."""
 
+import contextlib
 import typing
 from collections.abc import Iterator
 
@@ -42,6 +43,19 @@ def with_adamw(model: nn.Module, rate: float, steps: int) -> Training:
         return min((step + 1) / warm_up, (steps - step) / (steps - warm_up + 1))
 
     return Training(model, optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, factor))
+
+
+def step(
+    task: "Task", training: Training, fold: contextlib.AbstractContextManager, batch: typing.Any
+) -> Tensor:
+    """One step of training, with its forward in `fold`. Returns the loss."""
+    with fold:
+        loss = task.loss(training.model, batch)
+    loss.backward()
+    training.optimizer.step()
+    training.schedule.step()
+    training.optimizer.zero_grad()
+    return loss.detach()
 
 
 class Task(typing.Protocol):

@@ -73,18 +73,14 @@ def test_a_probe_measures_what_comes_back(device):
     def step(scope) -> torch.Tensor:
         with scope:
             loss = functional.cross_entropy(3 * model(x), target)
-        return torch.cat([g.flatten() for g in torch.autograd.grad(loss, model.parameters())])
-
-    plain = step(torch.enable_grad())
-    controller = backfold.Controller(model, bits=4, min_bytes=0)
-    errors = []
-    for _ in range(40):
-        with controller:
-            loss = functional.cross_entropy(3 * model(x), target)
         loss.backward()
         found = torch.cat([p.grad.flatten() for p in model.parameters()])
         model.zero_grad()
-        errors.append((found - plain).square().sum().item())
+        return found
+
+    plain = step(torch.enable_grad())
+    controller = backfold.Controller(model, bits=4, min_bytes=0)
+    errors = [(step(controller) - plain).square().sum().item() for _ in range(40)]
     sites = controller.report().to_dict()["sites"]
     expected = sum(site["error"] for site in sites if site.get("error"))
     measured = sum(errors[-20:]) / 20
