@@ -164,7 +164,7 @@ struct Bench {
 
   // A norm over rows of 1,024, alone and with a ReLU's mask (the bits are whatever the source has),
   // batch norm over maps of 56 x 56 and 7 x 7 with that mask, SiLU, SiLU times another tensor,
-  // batch norm plus another tensor, and a GELU written out.
+  // batch norm plus another tensor, and a GELU written out, also of a packet normalised by row.
   // `table` holds 1,024 numbers.
   void epilogues(ElementType type, const float* table) const {
     const std::size_t mask_bytes = static_cast<std::size_t>(count) / 8;
@@ -201,13 +201,15 @@ struct Bench {
     const backfold::Step sum[] = {
         {.from = backfold::Step::From::kTensor, .tensor = source, .type = type, .entries = count},
         mask[0]};
-    backfold::Epilogue residual = large_maps, by_hand;
+    backfold::Epilogue residual = large_maps, by_hand, by_hand_of_rows;
     norm.steps = large_maps.steps = small_maps.steps = mask;
     silu.steps = std::span(gate).first(1);
     gated.steps = gate;
     residual.steps = sum;
-    by_hand.steps = gelu_by_hand;
+    by_hand.steps = by_hand_of_rows.steps = gelu_by_hand;
+    by_hand_of_rows.packed_rows = {table, table, 1024, 1024};
     silu.result_type = gated.result_type = by_hand.result_type = type;
+    by_hand_of_rows.result_type = type;
     epilogue(type, "batch norm 3136 + mask", large_maps, backfold::Layout::kFlat, mask_bytes);
     epilogue(type, "batch norm 49 + mask", small_maps, backfold::Layout::kFlat, mask_bytes);
     epilogue(type, "batch norm + tensor + mask", residual, backfold::Layout::kFlat,
@@ -218,6 +220,7 @@ struct Bench {
       epilogue(type, "silu", silu, layout, 0);
       epilogue(type, "silu * tensor", gated, layout, bytes);
       epilogue(type, "gelu by hand", by_hand, layout, 0);
+      epilogue(type, "gelu by hand, rows", by_hand_of_rows, layout, 0);
     }
   }
 

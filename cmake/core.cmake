@@ -14,6 +14,7 @@ add_library(backfold_core
   src/base/status.cpp
   src/base/targets.cpp
   src/base/threads.cpp
+  src/group/closed_form.cpp
   src/group/epilogue.cpp
   src/group/group.cpp
   src/group/reference.cpp

@@ -21,8 +21,9 @@
 //
 //   2e-6 * |f(x)| + 1e-7
 //
-// of the exact value on every backend, and differ between backends within that. NaN stays NaN
-// except under a 0 of a mask.
+// of the exact value on every backend, and differ between backends within that. A program of
+// numbers around one of them may be evaluated as one formula, which rounds less often. NaN stays
+// NaN except under a 0 of a mask.
 
 #ifndef BACKFOLD_EPILOGUE_H_
 #define BACKFOLD_EPILOGUE_H_

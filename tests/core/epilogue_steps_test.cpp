@@ -163,6 +163,28 @@ TEST(Steps, GeluByHand) {
   expect_everywhere({.rows = Runs{40, 30}, .columns = Runs{1, 40}}, gelu, 150, 40);
 }
 
+// Formulas with what may follow them, and tensors before one, with which it is none.
+TEST(Steps, FormulasAmongOthers) {
+  const Planned tanh{{.kind = Kind::kActivate, .activation = Activation::kTanh}};
+  const Planned by_tensor = with_tensor(Kind::kMultiply, ElementType::kBF16, 1, 150 * 40);
+  const std::vector<Planned> scaled = {{{.kind = Kind::kMultiply, .factor = 1.7f}},
+                                       tanh,
+                                       {{.kind = Kind::kAdd}}},
+                             mask = {{{.kind = Kind::kMask, .factor = 1.25f}}};
+  const auto joined = [](auto... parts) {
+    std::vector<Planned> program;
+    (program.insert(program.end(), parts.begin(), parts.end()), ...);
+    return program;
+  };
+  const std::vector<Planned> tensor = {by_tensor},
+                             half = {{{.kind = Kind::kMultiply, .factor = 0.5f}}};
+  expect_everywhere({}, joined(scaled, tensor, mask), 150, 40);
+  expect_everywhere({}, joined(tensor, scaled, mask), 150, 40);
+  expect_everywhere({.rows = Runs{40, 30}}, joined(scaled, mask), 150, 40);
+  expect_everywhere({}, half, 150, 40);
+  expect_everywhere({.rows = Runs{40, 30}, .columns = Runs{1, 40}}, joined(half, mask), 150, 40);
+}
+
 // An RMS norm by hand: times a number for each row, times one for each column.
 TEST(Steps, OperandsByRowAndColumn) {
   for (const std::int64_t columns : {40, 45, 128})

@@ -4,6 +4,8 @@
 
 #include "group/cuda/epilogue.h"
 
+#include <algorithm>
+
 #include "group/cuda/epilogue.cuh"
 
 namespace backfold::cuda {
@@ -52,7 +54,7 @@ Plan plan_for(const GroupFormat& format, const EpilogueTask& task) {
   };
   if (serves(Plan::kNoTables)) return Plan::kNoTables;
   const bool linear =
-      !task.raises && task.product == nullptr &&
+      !task.raises && task.number == 1.0f &&
       (task.activation == Activation::kNone || task.activation == Activation::kRelu);
   if (!linear || format.count >= kTableLimit) return Plan::kAny;
   for (const Table* table : {&task.rows, &task.columns})
@@ -68,24 +70,46 @@ bool is_whole(const Step& step, std::int64_t count) {
   return step.run == 1 && step.entries == count;
 }
 
-// Whether the steps are an activation, a product with a tensor, a mask; then they are entered.
+// Whether the steps are an activation or a formula, a product with a number, a sum or product with
+// a tensor, a mask; then they are entered.
 bool enter_usual(const GroupFormat& format, std::span<const Step> steps, EpilogueTask& task) {
-  std::size_t next = 0;
-  const auto take = [&](Step::Kind kind) -> const Step* {
-    return next < steps.size() && steps[next].kind == kind ? &steps[next++] : nullptr;
+  const auto only_x = [](const Step& step) {
+    return step.kind != Step::Kind::kMask && step.from != Step::From::kTensor;
   };
-  const Step* activation = take(Step::Kind::kActivate);
-  const Step* product = take(Step::Kind::kMultiply);
-  const Step* mask = take(Step::Kind::kMask);
+  const auto end = std::find_if_not(steps.begin(), steps.end(), only_x);
+  const auto alone = steps.first(static_cast<std::size_t>(end - steps.begin()));
+  std::size_t next = 0;
+  const auto take = [&](auto is_it) -> const Step* {
+    return next < steps.size() && is_it(steps[next]) ? &steps[next++] : nullptr;
+  };
+  const Step *activation = nullptr, *number = nullptr;
+  const auto form = alone.size() > 1 ? core::closed_form(alone) : std::nullopt;
+  if (form) {
+    next = alone.size();
+  } else {
+    activation = take([](const Step& step) { return step.kind == Step::Kind::kActivate; });
+    number = take([&](const Step& step) {
+      return step.kind == Step::Kind::kMultiply && step.from == Step::From::kNumber;
+    });
+  }
+  const Step* tensor = take([&](const Step& step) {
+    return (step.kind == Step::Kind::kAdd || step.kind == Step::Kind::kMultiply) &&
+           step.from == Step::From::kTensor && step.factor == 1.0f && is_whole(step, format.count);
+  });
+  const Step* mask = take([](const Step& step) { return step.kind == Step::Kind::kMask; });
   if (next < steps.size()) return false;
-  if (product != nullptr && (product->from != Step::From::kTensor || product->factor != 1.0f ||
-                             !is_whole(*product, format.count)))
-    return false;
   if (activation != nullptr) task.activation = activation->activation;
-  if (product != nullptr) {
-    task.product = product->tensor;
-    task.product_type = product->type;
-    task.product_aligned = group_task(format, nullptr, product->tensor, product->type).aligned;
+  if (form) {
+    task.has_form = true;
+    task.form = *form;
+    task.activation = form->activation;
+  }
+  if (number != nullptr) task.number = number->factor;
+  if (tensor != nullptr) {
+    task.tensor = tensor->tensor;
+    task.tensor_type = tensor->type;
+    task.tensor_aligned = group_task(format, nullptr, tensor->tensor, tensor->type).aligned;
+    task.adds = tensor->kind == Step::Kind::kAdd;
   }
   if (mask != nullptr) {
     task.mask = static_cast<const std::uint8_t*>(mask->mask.data);
@@ -129,6 +153,7 @@ Status unpack_group(const GroupFormat& format, const Epilogue& epilogue, const v
                     void* destination, void* stream) {
   if (format.count == 0) return {};
   EpilogueTask task{};
+  task.number = 1.0f;
   task.packet = group_task(format, payload, destination, epilogue.result_type);
   task.packet.destination = destination;
   const int vector = 16 / static_cast<int>(size_of(epilogue.result_type));

@@ -11,6 +11,7 @@
 #include <type_traits>
 
 #include "base/cuda/elements.cuh"
+#include "group/closed_form.h"
 #include "group/cuda/special.cuh"
 #include "group/cuda/steps.cuh"
 #include "group/cuda/tables.cuh"
@@ -19,16 +20,21 @@
 
 namespace backfold::cuda {
 
-// An epilogue as kernels want it, by value. Programs of an activation, a product and a mask, each
-// at most once and in this order, have kernels of their own; the others are taken step by step.
+// An epilogue as kernels want it, by value. Programs of an activation or a formula around one, a
+// sum or product with a tensor and a mask, each at most once and in this order, have kernels of
+// their own; the others are taken step by step.
 struct EpilogueTask {
   GroupTask packet;
   Table packed_rows, rows, columns;
   Table runs;  // the first of those with Lookup::kHanded
   Activation activation;
-  const void* product;
-  ElementType product_type;
-  bool product_aligned;  // it starts on 16 bytes, and so does each of its rows, if strided
+  bool has_form;
+  core::ClosedForm form;  // with the activation
+  float number;           // a factor; 1: none
+  const void* tensor;
+  ElementType tensor_type;
+  bool tensor_aligned;  // it starts on 16 bytes, and so does each of its rows, if strided
+  bool adds;            // the tensor; else it is a factor
   const std::uint8_t* mask;
   bool mask_in_bytes;  // no vector's bits lie in two bytes
   float mask_factor;
@@ -61,19 +67,25 @@ __device__ inline void decode(bool zero_exact, ValueAt value_at, float (&x)[kCou
   }
 }
 
-// Times the second operand. `count` of the elements are there.
+// Plus or times the elements of the tensor, of which `count` are there.
 template <int kCount>
-__device__ inline void multiply(const EpilogueTask& task, std::int64_t element, int count,
-                                float (&x)[kCount]) {
-  if (kCount == 1 || !task.product_aligned || count < kCount) {
+__device__ inline void combine(const EpilogueTask& task, std::int64_t element, int count,
+                               float (&x)[kCount]) {
+  float by[kCount];
+  bool loaded = false;
+  if constexpr (kCount >= 4) {
+    loaded = task.tensor_aligned && count == kCount;
+    if (loaded) load_numbers(task.tensor_type, task.tensor, element, by);
+  }
+  if (!loaded) {
 #pragma unroll
     for (int j = 0; j < kCount; ++j)
-      if (j < count) x[j] = x[j] * number_at(task.product_type, task.product, element + j);
-    return;
+      by[j] = j < count ? number_at(task.tensor_type, task.tensor, element + j) : 0.0f;
   }
-  if constexpr (kCount >= 4) {
-    float by[kCount];
-    load_numbers(task.product_type, task.product, element, by);
+  if (task.adds) {
+#pragma unroll
+    for (int j = 0; j < kCount; ++j) x[j] = x[j] + by[j];
+  } else {
 #pragma unroll
     for (int j = 0; j < kCount; ++j) x[j] = x[j] * by[j];
   }
@@ -81,12 +93,38 @@ __device__ inline void multiply(const EpilogueTask& task, std::int64_t element, 
 
 // What follows the tables.
 enum class Tail {
-  kNorm,   // a relu, a mask
-  kUsual,  // an activation, a product, a mask
+  kNorm,   // a relu, a tensor, a mask
+  kUsual,  // an activation or a formula, a tensor, a mask
   kSteps   // a program
 };
 __host__ __device__ constexpr Tail tail_of(Plan plan) {
   return is_linear(plan) ? Tail::kNorm : plan == Plan::kSteps ? Tail::kSteps : Tail::kUsual;
+}
+
+// An activation, in a formula if there is one, and a number.
+template <int kCount>
+__device__ inline void activate(const EpilogueTask& task, float (&x)[kCount]) {
+  float y[kCount];
+#pragma unroll
+  for (int j = 0; j < kCount; ++j) y[j] = x[j];
+  if (task.has_form) {
+#pragma unroll
+    for (int j = 0; j < kCount; ++j) y[j] = core::argument(task.form, x[j]);
+  }
+  core::with_activation(task.activation, [&](auto function) {
+#pragma unroll
+    for (int j = 0; j < kCount; ++j) y[j] = function(y[j]);
+  });
+  if (task.has_form) {
+#pragma unroll
+    for (int j = 0; j < kCount; ++j) y[j] = core::completed(task.form, x[j], y[j]);
+  }
+  if (task.number != 1.0f) {
+#pragma unroll
+    for (int j = 0; j < kCount; ++j) y[j] = y[j] * task.number;
+  }
+#pragma unroll
+  for (int j = 0; j < kCount; ++j) x[j] = y[j];
 }
 
 // Every stage but the last. `keep` has the bits of a mask. NaNs are made one kind when they are
@@ -114,12 +152,9 @@ __device__ inline void finish(const EpilogueTask& task, std::int64_t element, in
       for (int j = 0; j < kCount; ++j) x[j] = core::relu(x[j]);
     }
   } else {
-    core::with_activation(task.activation, [&](auto function) {
-#pragma unroll
-      for (int j = 0; j < kCount; ++j) x[j] = function(x[j]);
-    });
-    if (task.product != nullptr) multiply(task, element, count, x);
+    activate(task, x);
   }
+  if (task.tensor != nullptr) combine(task, element, count, x);
   if (task.mask != nullptr) {
     if (task.mask_factor != 1.0f) {
 #pragma unroll

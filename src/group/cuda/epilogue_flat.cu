@@ -13,7 +13,7 @@ namespace {
 
 // Thread blocks that must fit on a multiprocessor.
 __host__ __device__ constexpr int finish_flat_blocks(Plan plan) {
-  return plan == Plan::kSteps ? 3 : 5;
+  return plan == Plan::kSteps ? 3 : plan == Plan::kAny ? 4 : 5;
 }
 
 template <typename T, bool kSteps>
@@ -27,7 +27,7 @@ __device__ __noinline__ void finish_special_groups(const EpilogueTask& task, uns
 // Mapping    as unpack_flat_kernel
 // Launch     as unpack_flat_kernel
 // Alignment  16-byte stores when the destination allows, else by element
-// Bytes      headers, codes, mask and product once, destination once; tables from the caches
+// Bytes      headers, codes, mask and tensor once, destination once; tables from the caches
 template <typename T, int kBits, Plan kPlan>
 __global__ void __launch_bounds__(kFlatThreads, finish_flat_blocks(kPlan))
     finish_flat_kernel(const __grid_constant__ EpilogueTask task) {

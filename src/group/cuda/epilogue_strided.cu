@@ -26,7 +26,7 @@ __device__ __noinline__ void finish_special_columns(const EpilogueTask& task,
 // Mapping    as unpack_strided_kernel
 // Launch     as unpack_strided_kernel
 // Alignment  16-byte stores when every row allows, else by element
-// Bytes      headers, codes, mask and product once, destination once; tables from the caches
+// Bytes      headers, codes, mask and tensor once, destination once; tables from the caches
 template <typename T, int kBits, Plan kPlan>
 __global__ void __launch_bounds__(StridedShape<T, kUnpackAcross>::kThreads,
                                   kPlan == Plan::kSteps ? 2 : 4)

@@ -84,7 +84,7 @@ __host__ __device__ constexpr unsigned lookups_of(Plan plan, TableUse use) {
       return ~0u;
   }
 }
-// Plans for norms: no activation but relu, no product, elements below 2^31.
+// Plans for norms: no activation but relu, elements below 2^31.
 __host__ __device__ constexpr bool is_linear(Plan plan) {
   return !has_any_table(plan) && plan != Plan::kNoTables;
 }
