@@ -22,6 +22,7 @@ import json
 import math
 import pathlib
 import platform
+import re
 import sys
 import time
 import traceback
@@ -38,6 +39,8 @@ FOLDED: dict[str, dict] = {
     "uniform": {"adaptive": False},
 }
 MODES = [*FOLDED, "checkpoint", "save_on_cpu"]
+PROFILE_ROWS = 30
+NAMESPACES = re.compile(r"void |at::native::|backfold::(core|cuda)::|\(anonymous namespace\)::")
 
 
 def say(*lines: str) -> None:
@@ -254,13 +257,18 @@ def say_report(sites: list[dict], count: int) -> None:
 
 
 def say_profile(workload: Workload, fold) -> None:
-    plain = measure.kernels(workload, contextlib.nullcontext)
-    rows = measure.kernels(workload, lambda: fold)
-    own = [row for row in rows if "backfold" in row[0]]
-    total = [sum(row[2] for row in part) for part in (rows, own, plain)]
+    """Kernels by what they take beyond plain's."""
+    plain = {name: row for name, *row in measure.kernels(workload, contextlib.nullcontext)}
+    folded = {name: row for name, *row in measure.kernels(workload, lambda: fold)}
+    own = {name: row for name, row in folded.items() if "backfold" in name}
+    total = [sum(row[1] for row in part.values()) for part in (folded, own, plain)]
     say("\n  kernels {:.1f} ms, backfold's {:.1f} of these; plain {:.1f} ms".format(*total))
-    for name, calls, milliseconds in rows[:15] + [row for row in own if row not in rows[:15]]:
-        say(f"  {milliseconds:9.2f} ms {calls:6}  {name[:110]}")
+    more = {name: row[1] - plain.get(name, (0, 0.0))[1] for name, row in folded.items()}
+    for name in sorted(more, key=more.__getitem__, reverse=True)[:PROFILE_ROWS]:
+        calls, milliseconds = folded[name]
+        before = plain.get(name, (0, 0.0))[0]
+        short = NAMESPACES.sub("", name)[:90]
+        say(f"  {more[name]:+8.2f} of {milliseconds:6.2f} ms, {calls:4} calls ({before})  {short}")
     say("")
 
 
@@ -278,7 +286,9 @@ def main() -> int:
         "--bits", type=lambda text: None if text == "none" else int(text), default=4
     )
     parser.add_argument("--report", type=int, nargs="?", const=20, metavar="ROWS")
-    parser.add_argument("--profile", action="store_true", help="kernels of a folded step")
+    parser.add_argument(
+        "--profile", action="store_true", help="kernels by what they take beyond plain's"
+    )
     parser.add_argument("--apart", action="store_true", help="times of host and GPU on their own")
     parser.add_argument("--json", type=pathlib.Path, help="also write all figures here")
     parser.add_argument("--tiny", action="store_true", help="tiny sizes on the CPU")
