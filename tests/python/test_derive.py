@@ -183,8 +183,10 @@ class Case:
         # last two gradients alone.
         first = 2 if self.adds_up_in_any_order else 0
         assert_same_bits(found[first:], expected[first:])
+        # In bf16, sums of plain torch differ by 5% from run to run.
+        near = 0.02 if self.leaves[0].dtype == torch.float32 else 0.1
         for i in range(first):
-            torch.testing.assert_close(found[i], expected[i], rtol=0.02, atol=0.02)
+            torch.testing.assert_close(found[i], expected[i], rtol=near, atol=near)
         return "" if any("aten::mm" in place for place in derived(fold)) else NOT_DERIVED
 
 

@@ -102,8 +102,10 @@ assert found == [gradient.tolist() for gradient in test_engine.gradients()]
 """
 
 
+@pytest.mark.skipif(
+    torch.cuda.is_available(), reason="torch's engine has a thread for each GPU, and none may fork"
+)
 def test_a_forked_child_runs_backward():
-    # From a process of its own: torch allows none once a GPU is in use.
     folder = pathlib.Path(__file__).parent
     subprocess.run([sys.executable, "-c", FORKING], cwd=folder, check=True, timeout=120)
 
