@@ -24,11 +24,19 @@ enum class Backend : std::uint8_t {
   kCuda,       // device memory
 };
 
+// Calls work(context, part) for each part below `parts`, on as many threads as it likes, and
+// returns when all are done.
+using Executor = void (*)(int parts, void (*work)(void* context, int part), void* context);
+
 struct Execution {
   Backend backend = Backend::kCpu;
 
   // Host threads that share the work, this one included. They split on group borders only.
   int threads = 1;
+
+  // Runs their shares, on a pool that the program has. If there is none, threads are started for
+  // the call.
+  Executor executor = nullptr;
 
   // For kSimd: one of simd_targets(); empty means the best.
   std::string_view simd_target = {};

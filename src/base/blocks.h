@@ -17,9 +17,9 @@ namespace backfold::core {
 // multiples of kBitBlock, so no two threads write one byte, and are long enough to pay for starting
 // a thread.
 template <typename Work>
-void split_elements(std::int64_t count, int threads, const Work& work) {
+void split_elements(std::int64_t count, const Execution& execution, const Work& work) {
   constexpr std::int64_t kGrain = 65'536 / kBitBlock;
-  split_over_threads((count + kBitBlock - 1) / kBitBlock, kGrain, threads,
+  split_over_threads((count + kBitBlock - 1) / kBitBlock, kGrain, execution,
                      [&](std::int64_t begin, std::int64_t end) {
                        const std::int64_t first = begin * kBitBlock;
                        work(first, std::min(count, end * kBitBlock) - first);

@@ -8,12 +8,14 @@
 #include <cstdint>
 #include <functional>
 
+#include "backfold/execution.h"
+
 namespace backfold::core {
 
-// Calls work(begin, end) on disjoint ranges that cover [0, items), at most `threads` of them at a
-// time, and returns when all are done. Ranges hold at least `grain` items, so small work stays on
-// this thread. If a thread cannot be started, this one does its share.
-void split_over_threads(std::int64_t items, std::int64_t grain, int threads,
+// Calls work(begin, end) on disjoint ranges that cover [0, items), as many as the execution has
+// threads, and returns when all are done. Ranges hold at least `grain` items, so small work stays
+// on this thread. If a thread cannot be started, this one does its share.
+void split_over_threads(std::int64_t items, std::int64_t grain, const Execution& execution,
                         const std::function<void(std::int64_t, std::int64_t)>& work);
 
 }  // namespace backfold::core

@@ -220,7 +220,7 @@ Status unpack(const GroupFormat& format, const Epilogue& epilogue, ConstPayload 
     return cuda::unpack_group(format, epilogue, payload.data, destination, execution.stream);
   const auto kernels = core::choose_kernels(execution, cpu::epilogue_kernels);
   const auto unpack_range = kernels ? kernels->unpack : reference_unpack;
-  core::split_over_threads(geometry.groups, core::kGroupGrain, execution.threads,
+  core::split_over_threads(geometry.groups, core::kGroupGrain, execution,
                            [&](std::int64_t begin, std::int64_t end) {
                              unpack_range(format, epilogue, payload.data, destination, begin, end);
                            });

@@ -124,8 +124,7 @@ Status pack(const GroupFormat& format, const void* source, const Key& key, Paylo
   const auto kernels = core::choose_kernels(execution, cpu::group_kernels);
   clear_padding(payload.data, geometry);
   core::split_over_threads(
-      geometry.groups, core::kGroupGrain, execution.threads,
-      [&](std::int64_t begin, std::int64_t end) {
+      geometry.groups, core::kGroupGrain, execution, [&](std::int64_t begin, std::int64_t end) {
         if (kernels) return kernels->pack(format, source, mixed, payload.data, begin, end);
         for (std::int64_t group = begin; group < end; ++group) {
           const GroupSpan span = core::span_of(format, group);
@@ -149,19 +148,17 @@ Status unpack(const GroupFormat& format, ConstPayload payload, void* destination
     return cuda::unpack_group(format, payload.data, destination, execution.stream);
   const auto kernels = core::choose_kernels(execution, cpu::group_kernels);
   void* bytes = const_cast<void*>(payload.data);  // only read below
-  core::split_over_threads(geometry.groups, core::kGroupGrain, execution.threads,
-                           [&](std::int64_t begin, std::int64_t end) {
-                             if (kernels)
-                               return kernels->unpack(format, bytes, destination, begin, end);
-                             for (std::int64_t group = begin; group < end; ++group) {
-                               const GroupSpan span = core::span_of(format, group);
-                               core::reference_unpack_group(
-                                   format, headers_of(bytes)[group],
-                                   codes_of(bytes, geometry, group),
-                                   const_cast<char*>(element_at(format, destination, span.offset)),
-                                   span.stride, span.count);
-                             }
-                           });
+  core::split_over_threads(
+      geometry.groups, core::kGroupGrain, execution, [&](std::int64_t begin, std::int64_t end) {
+        if (kernels) return kernels->unpack(format, bytes, destination, begin, end);
+        for (std::int64_t group = begin; group < end; ++group) {
+          const GroupSpan span = core::span_of(format, group);
+          core::reference_unpack_group(
+              format, headers_of(bytes)[group], codes_of(bytes, geometry, group),
+              const_cast<char*>(element_at(format, destination, span.offset)), span.stride,
+              span.count);
+        }
+      });
   return {};
 }
 
@@ -193,8 +190,7 @@ Status pack(const GroupFormat& format, const RowAffine& rows, const void* source
   const auto kernels = core::choose_kernels(execution, cpu::group_kernels);
   clear_padding(payload.data, geometry);
   core::split_over_threads(
-      geometry.groups, core::kGroupGrain, execution.threads,
-      [&](std::int64_t begin, std::int64_t end) {
+      geometry.groups, core::kGroupGrain, execution, [&](std::int64_t begin, std::int64_t end) {
         if (kernels)
           return kernels->pack_rows(format, rows, source, mixed, payload.data, begin, end);
         for (std::int64_t group = begin; group < end; ++group) {
@@ -219,8 +215,7 @@ Status unpack(const GroupFormat& format, const RowAffine& rows, ConstPayload pay
   const auto kernels = core::choose_kernels(execution, cpu::group_kernels);
   void* bytes = const_cast<void*>(payload.data);  // only read below
   core::split_over_threads(
-      geometry.groups, core::kGroupGrain, execution.threads,
-      [&](std::int64_t begin, std::int64_t end) {
+      geometry.groups, core::kGroupGrain, execution, [&](std::int64_t begin, std::int64_t end) {
         if (kernels) return kernels->unpack_rows(format, rows, bytes, destination, begin, end);
         for (std::int64_t group = begin; group < end; ++group) {
           const GroupSpan span = core::span_of(format, group);

@@ -22,12 +22,10 @@ Status copy(const void* source, void* destination, std::int64_t bytes, const Exe
   if (core::choose_cuda(execution))
     return cuda::copy(source, destination, static_cast<std::size_t>(bytes), execution.stream);
   core::report_target(execution, 0);
-  core::split_over_threads(bytes, kGrain, execution.threads,
-                           [&](std::int64_t begin, std::int64_t end) {
-                             std::memcpy(static_cast<char*>(destination) + begin,
-                                         static_cast<const char*>(source) + begin,
-                                         static_cast<std::size_t>(end - begin));
-                           });
+  core::split_over_threads(bytes, kGrain, execution, [&](std::int64_t begin, std::int64_t end) {
+    std::memcpy(static_cast<char*>(destination) + begin, static_cast<const char*>(source) + begin,
+                static_cast<std::size_t>(end - begin));
+  });
   return {};
 }
 

@@ -149,15 +149,13 @@ Status pack(const MaskFormat& format, const void* source, Payload payload,
     return cuda::pack_bits(core::any_bit_set(), size, source, format.count, bits, prefix,
                            execution.stream);
   const auto kernels = core::choose_kernels(execution, cpu::bit_kernels);
-  core::split_elements(
-      format.count, execution.threads, [&](std::int64_t first, std::int64_t count) {
-        const void* from =
-            static_cast<const char*>(source) + static_cast<std::size_t>(first) * size;
-        if (kernels)
-          kernels->pack(core::any_bit_set(), size, from, count, bits + first / 8);
-        else
-          core::reference_pack_mask(size, from, count, bits + first / 8);
-      });
+  core::split_elements(format.count, execution, [&](std::int64_t first, std::int64_t count) {
+    const void* from = static_cast<const char*>(source) + static_cast<std::size_t>(first) * size;
+    if (kernels)
+      kernels->pack(core::any_bit_set(), size, from, count, bits + first / 8);
+    else
+      core::reference_pack_mask(size, from, count, bits + first / 8);
+  });
   write_prefix(size, source, core::bit_bytes(format.count), prefix);
   return {};
 }
@@ -177,14 +175,13 @@ Status unpack(const MaskFormat& format, ConstPayload payload, void* destination,
                              execution.stream);
   std::memcpy(&values.if_true, prefix, size);
   const auto kernels = core::choose_kernels(execution, cpu::bit_kernels);
-  core::split_elements(
-      format.count, execution.threads, [&](std::int64_t first, std::int64_t count) {
-        void* to = static_cast<char*>(destination) + static_cast<std::size_t>(first) * size;
-        if (kernels)
-          kernels->unpack(values, size, bits + first / 8, count, to);
-        else
-          core::reference_unpack_bits(values, size, bits + first / 8, count, to);
-      });
+  core::split_elements(format.count, execution, [&](std::int64_t first, std::int64_t count) {
+    void* to = static_cast<char*>(destination) + static_cast<std::size_t>(first) * size;
+    if (kernels)
+      kernels->unpack(values, size, bits + first / 8, count, to);
+    else
+      core::reference_unpack_bits(values, size, bits + first / 8, count, to);
+  });
   return {};
 }
 

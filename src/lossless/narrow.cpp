@@ -149,16 +149,15 @@ Status pack(const NarrowFormat& format, const void* source, Payload payload,
   const auto kernels = core::choose_kernels(execution, cpu::narrow_kernels);
   char* const codes = static_cast<char*>(payload.data);
   const auto width = static_cast<std::size_t>(code.code_bytes);
-  core::split_elements(format.count, execution.threads,
-                       [&](std::int64_t first, std::int64_t count) {
-                         const auto start = static_cast<std::size_t>(first);
-                         const void* from = static_cast<const char*>(source) + start * size;
-                         void* to = codes + start * width;
-                         if (kernels)
-                           kernels->encode(code, size, from, count, to);
-                         else
-                           core::reference_encode(code, size, from, count, to);
-                       });
+  core::split_elements(format.count, execution, [&](std::int64_t first, std::int64_t count) {
+    const auto start = static_cast<std::size_t>(first);
+    const void* from = static_cast<const char*>(source) + start * size;
+    void* to = codes + start * width;
+    if (kernels)
+      kernels->encode(code, size, from, count, to);
+    else
+      core::reference_encode(code, size, from, count, to);
+  });
   const std::size_t used = static_cast<std::size_t>(format.count) * width;
   if (used < total) std::memset(codes + used, 0, total - used);
   return {};
@@ -175,17 +174,16 @@ Status unpack(const NarrowFormat& format, ConstPayload payload, void* destinatio
   if (core::choose_cuda(execution))
     return cuda::decode(code, size, payload.data, format.count, destination, execution.stream);
   const auto kernels = core::choose_kernels(execution, cpu::narrow_kernels);
-  core::split_elements(format.count, execution.threads,
-                       [&](std::int64_t first, std::int64_t count) {
-                         const auto start = static_cast<std::size_t>(first);
-                         const void* from = static_cast<const char*>(payload.data) +
-                                            start * static_cast<std::size_t>(code.code_bytes);
-                         void* to = static_cast<char*>(destination) + start * size;
-                         if (kernels)
-                           kernels->decode(code, size, from, count, to);
-                         else
-                           core::reference_decode(code, size, from, count, to);
-                       });
+  core::split_elements(format.count, execution, [&](std::int64_t first, std::int64_t count) {
+    const auto start = static_cast<std::size_t>(first);
+    const void* from =
+        static_cast<const char*>(payload.data) + start * static_cast<std::size_t>(code.code_bytes);
+    void* to = static_cast<char*>(destination) + start * size;
+    if (kernels)
+      kernels->decode(code, size, from, count, to);
+    else
+      core::reference_decode(code, size, from, count, to);
+  });
   return {};
 }
 

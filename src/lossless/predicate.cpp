@@ -169,16 +169,14 @@ Status pack(const PredicateFormat& format, const void* source, Payload payload,
     return cuda::pack_bits(test, size, source, format.count, payload.data, nullptr,
                            execution.stream);
   const auto kernels = core::choose_kernels(execution, cpu::bit_kernels);
-  core::split_elements(
-      format.count, execution.threads, [&](std::int64_t first, std::int64_t count) {
-        const void* from =
-            static_cast<const char*>(source) + static_cast<std::size_t>(first) * size;
-        std::uint8_t* to = static_cast<std::uint8_t*>(payload.data) + first / 8;
-        if (kernels)
-          kernels->pack(test, size, from, count, to);
-        else
-          core::reference_pack_predicate(format, from, count, to);
-      });
+  core::split_elements(format.count, execution, [&](std::int64_t first, std::int64_t count) {
+    const void* from = static_cast<const char*>(source) + static_cast<std::size_t>(first) * size;
+    std::uint8_t* to = static_cast<std::uint8_t*>(payload.data) + first / 8;
+    if (kernels)
+      kernels->pack(test, size, from, count, to);
+    else
+      core::reference_pack_predicate(format, from, count, to);
+  });
   return {};
 }
 
@@ -194,15 +192,14 @@ Status unpack(const PredicateFormat& format, ConstPayload payload, void* destina
     return cuda::unpack_bits(values, size, payload.data, format.count, destination, nullptr,
                              execution.stream);
   const auto kernels = core::choose_kernels(execution, cpu::bit_kernels);
-  core::split_elements(
-      format.count, execution.threads, [&](std::int64_t first, std::int64_t count) {
-        const std::uint8_t* from = static_cast<const std::uint8_t*>(payload.data) + first / 8;
-        void* to = static_cast<char*>(destination) + static_cast<std::size_t>(first) * size;
-        if (kernels)
-          kernels->unpack(values, size, from, count, to);
-        else
-          core::reference_unpack_bits(values, size, from, count, to);
-      });
+  core::split_elements(format.count, execution, [&](std::int64_t first, std::int64_t count) {
+    const std::uint8_t* from = static_cast<const std::uint8_t*>(payload.data) + first / 8;
+    void* to = static_cast<char*>(destination) + static_cast<std::size_t>(first) * size;
+    if (kernels)
+      kernels->unpack(values, size, from, count, to);
+    else
+      core::reference_unpack_bits(values, size, from, count, to);
+  });
   return {};
 }
 

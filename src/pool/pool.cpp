@@ -122,7 +122,7 @@ Status pack(const PoolFormat& format, const void* source, const Key& key, Payloa
   const PoolParts parts(shape, payload.data);
   zero_padding(shape, payload.data);
   core::split_over_threads(
-      shape.bands, grain_of(shape), execution.threads, [&](std::int64_t begin, std::int64_t end) {
+      shape.bands, grain_of(shape), execution, [&](std::int64_t begin, std::int64_t end) {
         if (kernels) return kernels->pack(shape, format.type, source, mixed, parts, begin, end);
         for (std::int64_t band = begin; band < end; ++band)
           core::reference_pack_band(shape, format.type, source, mixed, parts, band);
@@ -143,7 +143,7 @@ Status unpack(const PoolFormat& format, ConstPayload payload, void* destination,
   if (shape.bands == 0) return {};
   const PoolParts parts(shape, const_cast<void*>(payload.data));  // only read below
   core::split_over_threads(
-      shape.bands, grain_of(shape), execution.threads, [&](std::int64_t begin, std::int64_t end) {
+      shape.bands, grain_of(shape), execution, [&](std::int64_t begin, std::int64_t end) {
         if (kernels) return kernels->unpack(shape, format.type, parts, destination, begin, end);
         for (std::int64_t band = begin; band < end; ++band)
           core::reference_unpack_band(shape, format.type, parts, destination, band);

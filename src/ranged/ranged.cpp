@@ -52,11 +52,11 @@ cpu::RangedKernels kernels_for(const Execution& execution) {
 // Widens `bounds` in place. Threads share channels out; only a tensor of one channel is cut
 // elsewhere, and what its parts find is joined in any order.
 void widen_on_host(const RangedFormat& format, const void* source, Bounds* bounds,
-                   const cpu::RangedKernels& kernels, int threads) {
+                   const cpu::RangedKernels& kernels, const Execution& execution) {
   if (format.channels == 1) {
     std::mutex joining;
     core::split_elements(
-        format.outer * format.inner, threads, [&](std::int64_t first, std::int64_t count) {
+        format.outer * format.inner, execution, [&](std::int64_t first, std::int64_t count) {
           Bounds found = core::bounds_of(NAN, NAN);
           kernels.widen_run(format.type, element_at(format, source, first), count, &found);
           const std::lock_guard lock(joining);
@@ -66,7 +66,7 @@ void widen_on_host(const RangedFormat& format, const void* source, Bounds* bound
   }
   const std::int64_t per_channel = std::max<std::int64_t>(1, format.outer * format.inner);
   core::split_over_threads(
-      format.channels, std::max<std::int64_t>(1, kGrain / per_channel), threads,
+      format.channels, std::max<std::int64_t>(1, kGrain / per_channel), execution,
       [&](std::int64_t begin, std::int64_t end) {
         for (std::int64_t row = 0; row < format.outer; ++row) {
           const std::int64_t first = row * format.channels;
@@ -130,11 +130,9 @@ Status pack(const RangedFormat& format, const void* source, const float* ranges,
   std::memset(bytes + headers, 0, geometry.header_bytes - headers);
   // A NaN in the headers would change the codes that another thread draws: they are marked last.
   std::atomic<bool> all_finite = true;
-  core::split_elements(geometry.count, execution.threads,
-                       [&](std::int64_t first, std::int64_t count) {
-                         if (!kernels.pack(format, source, grids, mixed, first, count, codes))
-                           all_finite = false;
-                       });
+  core::split_elements(geometry.count, execution, [&](std::int64_t first, std::int64_t count) {
+    if (!kernels.pack(format, source, grids, mixed, first, count, codes)) all_finite = false;
+  });
   if (!all_finite) core::mark_non_finite(format, source, grids);
   const std::size_t used = static_cast<std::size_t>((geometry.count * format.bits + 7) / 8);
   std::memset(codes + used, 0, geometry.code_bytes - used);
@@ -155,10 +153,9 @@ Status unpack(const RangedFormat& format, ConstPayload payload, void* destinatio
   const Grid* const grids = static_cast<const Grid*>(payload.data);
   const std::uint8_t* const codes =
       static_cast<const std::uint8_t*>(payload.data) + geometry.header_bytes;
-  core::split_elements(geometry.count, execution.threads,
-                       [&](std::int64_t first, std::int64_t count) {
-                         kernels.unpack(format, grids, codes, first, count, destination);
-                       });
+  core::split_elements(geometry.count, execution, [&](std::int64_t first, std::int64_t count) {
+    kernels.unpack(format, grids, codes, first, count, destination);
+  });
   return {};
 }
 
@@ -193,7 +190,7 @@ Status widen(const RangedFormat& format, const void* source, const float* ranges
   Bounds* const bounds = reinterpret_cast<Bounds*>(widened);
   for (std::int64_t c = 0; c < format.channels; ++c)
     bounds[c] = core::bounds_of(ranges[2 * c], ranges[2 * c + 1]);
-  widen_on_host(format, source, bounds, kernels, execution.threads);
+  widen_on_host(format, source, bounds, kernels, execution);
   return {};
 }
 

@@ -61,12 +61,12 @@ const char* sample_at(const SampleFormat& format, const void* data, std::int64_t
          static_cast<std::size_t>(sample * format.per_sample) * size_of(format.type);
 }
 
-// Calls work(sample) for every sample, on so many threads.
+// Calls work(sample) for every sample, on the threads of the execution.
 template <typename Work>
-void for_samples(const SampleFormat& format, const SampleGeometry& geometry, int threads,
-                 const Work& work) {
+void for_samples(const SampleFormat& format, const SampleGeometry& geometry,
+                 const Execution& execution, const Work& work) {
   core::split_over_threads(format.samples, std::max<std::int64_t>(1, kGrain / geometry.groups),
-                           threads, [&](std::int64_t begin, std::int64_t end) {
+                           execution, [&](std::int64_t begin, std::int64_t end) {
                              for (std::int64_t sample = begin; sample < end; ++sample) work(sample);
                            });
 }
@@ -125,7 +125,7 @@ Status pack(const SampleFormat& format, const void* source, const float* weights
   auto* const scores = reinterpret_cast<float*>(bytes + geometry.scores);
   // Codes come later: what is going to be theirs holds the order meanwhile.
   auto* const order = reinterpret_cast<std::uint32_t*>(bytes + geometry.body);
-  for_samples(format, geometry, execution.threads, [&](std::int64_t sample) {
+  for_samples(format, geometry, execution, [&](std::int64_t sample) {
     const void* first = sample_at(format, source, sample);
     scores[sample] = scoring ? scoring->score(format, first) : core::reference_score(format, first);
   });
@@ -134,7 +134,7 @@ Status pack(const SampleFormat& format, const void* source, const float* weights
     slots[order[slot]] = static_cast<std::uint32_t>(slot);
 
   zero_padding(geometry, bytes);
-  for_samples(format, geometry, execution.threads, [&](std::int64_t sample) {
+  for_samples(format, geometry, execution, [&](std::int64_t sample) {
     const SamplePlace place = core::place_of(format, geometry, bytes, slots[sample]);
     const void* first = sample_at(format, source, sample);
     const std::int64_t group = sample * geometry.groups;
@@ -158,7 +158,7 @@ Status unpack(const SampleFormat& format, ConstPayload payload, void* destinatio
   void* const bytes = const_cast<void*>(payload.data);  // only read below
   const auto* slots = static_cast<const std::uint32_t*>(payload.data);
   const auto last = static_cast<std::uint32_t>(format.samples - 1);
-  for_samples(format, geometry, execution.threads, [&](std::int64_t sample) {
+  for_samples(format, geometry, execution, [&](std::int64_t sample) {
     const SamplePlace place =
         core::place_of(format, geometry, bytes, std::min(slots[sample], last));
     void* first = const_cast<char*>(sample_at(format, destination, sample));

@@ -62,7 +62,7 @@ Status fill_signs(ElementType type, float size, std::int64_t count, const Key& k
   if (core::choose_cuda(execution))
     return cuda::fill_signs(bits, size_of(type), count, mixed, destination, execution.stream);
   core::report_target(execution, 0);
-  core::split_elements(count, execution.threads, [&](std::int64_t first, std::int64_t part) {
+  core::split_elements(count, execution, [&](std::int64_t first, std::int64_t part) {
     switch (size_of(type)) {
       case 2:
         return write_signs(static_cast<std::uint16_t>(bits), mixed, first, part, destination);

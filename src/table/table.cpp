@@ -83,12 +83,11 @@ Status pack(const TableFormat& format, const void* source, Payload payload,
   if (format.count == 0) return {};
   std::uint8_t* const low = static_cast<std::uint8_t*>(payload.data);
   std::uint8_t* const high = low + planes.high_at;
-  core::split_elements(
-      format.count, execution.threads, [&](std::int64_t first, std::int64_t count) {
-        kernels.pack(table, format.type,
-                     static_cast<const char*>(source) + static_cast<std::size_t>(first) * size,
-                     count, low + first / 8 * planes.low, high + first / 8 * planes.high);
-      });
+  core::split_elements(format.count, execution, [&](std::int64_t first, std::int64_t count) {
+    kernels.pack(table, format.type,
+                 static_cast<const char*>(source) + static_cast<std::size_t>(first) * size, count,
+                 low + first / 8 * planes.low, high + first / 8 * planes.high);
+  });
   const auto clear_after = [&](std::uint8_t* plane, int width, std::size_t bytes) {
     const auto used = static_cast<std::size_t>((format.count * width + 7) / 8);
     std::memset(plane + used, 0, bytes - used);
@@ -114,12 +113,10 @@ Status unpack(const TableFormat& format, ConstPayload payload, void* destination
   if (format.count == 0) return {};
   const std::uint8_t* const low = static_cast<const std::uint8_t*>(payload.data);
   const std::uint8_t* const high = low + planes.high_at;
-  core::split_elements(
-      format.count, execution.threads, [&](std::int64_t first, std::int64_t count) {
-        kernels.unpack(table, format.type, low + first / 8 * planes.low,
-                       high + first / 8 * planes.high, count,
-                       static_cast<char*>(destination) + static_cast<std::size_t>(first) * size);
-      });
+  core::split_elements(format.count, execution, [&](std::int64_t first, std::int64_t count) {
+    kernels.unpack(table, format.type, low + first / 8 * planes.low, high + first / 8 * planes.high,
+                   count, static_cast<char*>(destination) + static_cast<std::size_t>(first) * size);
+  });
   return {};
 }
 

@@ -155,29 +155,51 @@ TEST(Dispatch, ListsTheTargetsThereAreWhereOneIsNot) {
   }
 }
 
+// As a pool with a single thread would: parts in any order.
+int executed = 0;
+void one_by_one(int parts, void (*work)(void* context, int part), void* context) {
+  executed += parts;
+  for (int part = parts; part-- > 0;) work(context, part);
+}
+
 TEST(Threads, CoverEveryItemOnce) {
   for (const std::int64_t items : {0, 1, 2, 3, 7, 100, 1'001}) {
     for (const std::int64_t grain : {1, 3, 10}) {
-      for (const int threads : {1, 2, 3, 8}) {
-        std::vector<std::atomic<int>> visits(static_cast<std::size_t>(items));
-        std::atomic<int> calls = 0;
-        core::split_over_threads(items, grain, threads, [&](std::int64_t begin, std::int64_t end) {
-          ++calls;
-          EXPECT_GE(end - begin, std::min(grain, items)) << "a share too small for a thread";
-          for (std::int64_t i = begin; i < end; ++i) ++visits[static_cast<std::size_t>(i)];
-        });
-        EXPECT_LE(calls, threads);
-        for (const auto& count : visits)
-          ASSERT_EQ(count, 1) << items << " items, grain " << grain << ", threads " << threads;
+      for (const Executor executor : {Executor(nullptr), Executor(one_by_one)}) {
+        for (const int threads : {1, 2, 3, 8}) {
+          std::vector<std::atomic<int>> visits(static_cast<std::size_t>(items));
+          std::atomic<int> calls = 0;
+          core::split_over_threads(items, grain, {.threads = threads, .executor = executor},
+                                   [&](std::int64_t begin, std::int64_t end) {
+                                     ++calls;
+                                     EXPECT_GE(end - begin, std::min(grain, items))
+                                         << "a share too small for a thread";
+                                     for (std::int64_t i = begin; i < end; ++i)
+                                       ++visits[static_cast<std::size_t>(i)];
+                                   });
+          EXPECT_LE(calls, threads);
+          for (const auto& count : visits)
+            ASSERT_EQ(count, 1) << items << " items, grain " << grain << ", threads " << threads;
+        }
       }
     }
   }
 }
 
+TEST(Threads, AreThoseOfTheExecutor) {
+  executed = 0;
+  core::split_over_threads(100, 10, {.threads = 4, .executor = one_by_one},
+                           [](std::int64_t, std::int64_t) {});
+  EXPECT_EQ(executed, 4);
+  core::split_over_threads(9, 10, {.threads = 4, .executor = one_by_one},
+                           [](std::int64_t, std::int64_t) {});
+  EXPECT_EQ(executed, 4) << "what one thread does needs no executor";
+}
+
 TEST(Threads, RunAtTheSameTime) {
   // Each of two shares waits for the other: run one after the other, they would never finish.
   std::atomic<int> arrived = 0;
-  core::split_over_threads(2, 1, 2, [&](std::int64_t, std::int64_t) {
+  core::split_over_threads(2, 1, {.threads = 2}, [&](std::int64_t, std::int64_t) {
     ++arrived;
     while (arrived < 2) std::this_thread::yield();
   });

@@ -94,12 +94,21 @@ Status unpack_with(const ProjectFormat& format, ConstPayload from, const at::Ten
   return status;
 }
 
+// Threads of our own would run beside torch's, which go on spinning for a while after each of its
+// operators.
+void on_threads_of_torch(int parts, void (*work)(void* context, int part), void* context) {
+  at::parallel_for(0, parts, 1, [&](std::int64_t begin, std::int64_t end) {
+    for (auto part = static_cast<int>(begin); part < end; ++part) work(context, part);
+  });
+}
+
 }  // namespace
 
 Execution execution_on(const at::Device& device) {
   Execution execution;
   if (device.is_cpu()) {
-    execution.threads = at::get_num_threads();
+    execution.threads = at::in_parallel_region() ? 1 : at::get_num_threads();
+    execution.executor = on_threads_of_torch;
     return execution;
   }
   TORCH_CHECK_VALUE(device.is_cuda(), "backfold: tensor must be on a CPU or CUDA device, got ",
