@@ -35,6 +35,7 @@ struct MaskValue {
 
 template <typename U>
 MaskValue look(const U* elements, std::int64_t count) {
+  constexpr std::int64_t kFirst = 32;     // where most tensors show that they are no mask
   constexpr std::int64_t kChunk = 4'096;  // whole chunks without an exit vectorise
   constexpr U kNegativeZero = static_cast<U>(U{1} << (8 * sizeof(U) - 1));
   MaskValue found;
@@ -45,6 +46,8 @@ MaskValue look(const U* elements, std::int64_t count) {
   const auto odd = [value](U element) { return element != 0 && element != value; };
   if (value == kNegativeZero) return {0, i};
   found.bits = value;
+  for (const std::int64_t end = std::min(count, i + kFirst); i < end; ++i)
+    if (odd(elements[i])) return {value, i};
   for (; i < count; i += kChunk) {
     const U* end = elements + std::min(count, i + kChunk);
     bool any = false;
