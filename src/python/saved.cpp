@@ -26,6 +26,16 @@ class Unlocked {
   std::optional<py::gil_scoped_release> released_;
 };
 
+// Whether Python has seen a tensor: what it has not is of no class of its own.
+bool has_object(const at::Tensor& tensor) {
+  const auto* slot = tensor.unsafeGetTensorImpl()->pyobj_slot();
+  if constexpr (requires { slot->load_pyobj(); }) {
+    return slot->load_pyobj() != nullptr;
+  } else {
+    return true;  // earlier versions of torch do not tell
+  }
+}
+
 bool has_attributes(PyObject* object) {
   PyObject** dict = _PyObject_GetDictPtr(object);
   return dict && *dict && PyDict_GET_SIZE(*dict) > 0;
@@ -97,7 +107,7 @@ c10::SafePyObject safe(PyObject* owned) { return c10::SafePyObject(owned, getPyI
 
 PackedTensor::PackedTensor(const at::Tensor& tensor) {
   const char* obstacle = nullptr;
-  {
+  if (has_object(tensor)) {
     const py::gil_scoped_acquire gil;
     auto object = py::reinterpret_steal<py::object>(THPVariable_Wrap(tensor));
     if (!object) throw python_error();
