@@ -73,6 +73,7 @@ add_library(backfold_torch SHARED
   src/torch/capture/entry.cpp
   src/torch/capture/hooks.cpp
   src/torch/capture/node_name.cpp
+  src/torch/capture/operators.cpp
   src/torch/capture/site.cpp
   src/torch/codec/codec.cpp
   src/torch/codec/codecs.cpp

@@ -102,6 +102,26 @@ TEST(Calls, AreSeenAgainAfterAKernelThatFailed) {
   }).join();
 }
 
+TEST(Calls, AreNobodysBusinessWhileUnwatched) {
+  const CallWatch watch;
+  static thread_local int seen = 0;
+  seen = 0;
+  observe_calls([](const RunningCall&) { ++seen; },
+                [](const RunningCall&, c10::ArrayRef<c10::IValue>) { ++seen; });
+  const at::Tensor ones = at::ones({1});
+  const int before = seen;
+  {
+    const Unwatched outer;
+    const Unwatched inner;
+    at::neg(ones);
+  }
+  EXPECT_EQ(seen, before);
+  EXPECT_EQ(running_call(), nullptr);
+  at::neg(ones);
+  EXPECT_GT(seen, before);
+  observe_calls(nullptr, nullptr);
+}
+
 TEST(Calls, OnThreadsThatTakeOverAWatchAreLeftAlone) {
   // As the engine's threads do where backward runs inside a watch.
   std::thread([] {

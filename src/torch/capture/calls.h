@@ -61,6 +61,9 @@ struct Operator {
   mutable std::atomic<bool> calls_below_autograd = false;
 };
 
+// The operator of a call that is seen for the first time on this thread.
+const Operator& operator_called(const at::RecordFunction& call);
+
 struct RunningCall {
   const Operator* op = nullptr;
   // Arguments that are tensors, with their positions. Alive as long as the call runs.
@@ -110,6 +113,15 @@ void observe_regions(RegionObserver observer);
 using BeginObserver = void (*)(const RunningCall& call);
 using EndObserver = void (*)(const RunningCall& call, c10::ArrayRef<c10::IValue> results);
 void observe_calls(BeginObserver begin, EndObserver end);
+
+// While one lives on a thread, calls of that thread are nobody's business: nobody is told of them.
+class Unwatched {
+ public:
+  Unwatched();
+  ~Unwatched();
+  Unwatched(const Unwatched&) = delete;
+  Unwatched& operator=(const Unwatched&) = delete;
+};
 
 // While one lives on a thread, running_call() knows the calls of that thread.
 class CallWatch {

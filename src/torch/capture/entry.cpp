@@ -56,7 +56,7 @@ void observe_copy(const at::Tensor& source, const at::Tensor& copy) {
 
 // A norm has ended: its input can be packed.
 void complete_waiting(const RunningCall& call, c10::ArrayRef<c10::IValue> results) {
-  const at::DisableRecordFunctionGuard unwatched;
+  const Unwatched unwatched;
   for (const auto& packet : call.waiting) {
     try {
       packet->complete(results);

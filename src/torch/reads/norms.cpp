@@ -10,6 +10,7 @@
 #include <numeric>
 
 #include "torch/capture/undisturbed.h"
+#include "torch/store/geometry.h"
 
 namespace backfold::torch_layer {
 namespace {
@@ -75,15 +76,16 @@ at::Tensor table_of(const at::Tensor& statistic, const NormRows& rows, at::Scala
     sizes.push_back(axis.size);
     strides.push_back(axis.table_stride);
   }
-  const at::Tensor given = statistic.tensor_data();  // without history, which would be a cycle
   bool in_order = true;
   std::int64_t stride = 1;
   for (std::size_t i = sizes.size(); i-- > 0;) {
     in_order = in_order && (sizes[i] == 1 || strides[i] == stride);
     stride *= sizes[i];
   }
-  if (in_order && given.scalar_type() == type && given.is_contiguous())
-    return given.view({rows.count});
+  // Without history, which would be a cycle.
+  if (in_order && statistic.scalar_type() == type && statistic.is_contiguous())
+    return tensor_at(statistic.storage(), {{rows.count}, {1}, statistic.storage_offset()}, type);
+  const at::Tensor given = statistic.tensor_data();
   at::Tensor table = at::empty({rows.count}, given.options().dtype(type));
   table.as_strided(sizes, strides).copy_(given.reshape(sizes));
   return table;
