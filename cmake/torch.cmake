@@ -126,6 +126,7 @@ add_library(backfold_torch SHARED
   src/torch/store/saved.cpp
   src/torch/store/shared_packet.cpp
   src/torch/store/sources.cpp
+  src/torch/store/step_memory.cpp
   src/torch/store/store.cpp
   src/torch/store/treatment.cpp
   src/torch/store/width.cpp)

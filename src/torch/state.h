@@ -26,6 +26,7 @@
 #include "torch/plan/noise.h"
 #include "torch/plan/plan.h"
 #include "torch/probe/probe.h"
+#include "torch/store/step_memory.h"
 #include "torch/store/store.h"
 #include "torch/turns.h"
 
@@ -100,6 +101,7 @@ struct State {
   Probing probing;
   ProbeTurns turns;
   const ReusedMemoryUser memory;
+  SpareMemory spare_memory;  // of the notes of the last block
 };
 
 // Options of the block that is about to begin: widths that are not planned follow the target.

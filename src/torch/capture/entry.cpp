@@ -140,7 +140,8 @@ Entry* Entry::current() { return current_entry; }
 Entry::Entry(std::shared_ptr<State> state)
     : state_(std::move(state)),
       outer_(current_entry),
-      store_(options_now(*state_), state_->sites, state_->policy, state_->model.parameters),
+      store_(options_now(*state_), state_->sites, state_->policy, state_->model.parameters,
+             state_->spare_memory),
       allocated_before_(allocated_bytes(state_->blocks.device)) {
   hook_installer().install();  // first, as it may raise
   if (state_->options.observe_only && !allocated_before_) {

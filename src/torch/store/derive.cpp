@@ -103,8 +103,8 @@ at::Tensor Store::copied(const Tracked& tracked) const {
 }
 
 at::Tensor Store::copied_by(const at::Tensor& tensor) const {
-  const auto found = storages_.find(tensor.storage().unsafeGetStorageImpl());
-  return found == storages_.end() ? at::Tensor() : copied(found->second);
+  const Tracked* tracked = known(tensor);
+  return tracked ? copied(*tracked) : at::Tensor();
 }
 
 std::optional<Saved> Store::pack_copied(Saving& saving, Tracked& tracked) {
@@ -150,8 +150,8 @@ std::shared_ptr<Hold> Store::refer_to(const at::Tensor& tensor) {
 }
 
 std::shared_ptr<Derived> Store::derivation_of(const at::Tensor& tensor, const Site& site) {
-  const auto found = storages_.find(tensor.storage().unsafeGetStorageImpl());
-  Value* value = found == storages_.end() ? nullptr : found->second.value;
+  const Tracked* tracked = known(tensor);
+  Value* value = tracked ? tracked->value : nullptr;
   if (!value || !value->op || value->type != tensor.scalar_type()) return nullptr;
   return derived(*value, {.exact = true,
                           .bits = 0,

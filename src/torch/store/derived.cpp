@@ -94,28 +94,6 @@ void RunFlags::set() const {
   context.setDeterministicAlgorithms(deterministic, context.deterministicAlgorithmsWarnOnly());
 }
 
-std::int64_t Effort::instead() const {
-  std::int64_t bytes = 0;
-  for (const auto& [kept, leaf] : leaves) bytes += leaf.instead ? leaf.bytes : 0;
-  return bytes;
-}
-
-std::int64_t Effort::moved_for(std::int64_t result) const {
-  if (!rounded || !one_pass) return bytes_moved;
-  std::int64_t bytes = result;
-  for (const auto& [kept, leaf] : leaves) bytes += leaf.packed > 0 ? leaf.packed : leaf.bytes;
-  return bytes;
-}
-
-void Effort::add(const Effort& other) {
-  operators.append(other.operators.begin(), other.operators.end());
-  bytes_moved += other.bytes_moved;
-  leaves.insert(other.leaves.begin(), other.leaves.end());
-  rounded |= other.rounded;
-  one_pass &= other.one_pass;
-  bits = std::min(bits, other.bits);
-}
-
 at::Tensor Source::get() const {
   struct Get {
     const Source& source;

@@ -15,10 +15,10 @@
 
 #include <cstdint>
 #include <functional>
-#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <utility>
 #include <variant>
 #include <vector>
 
@@ -52,10 +52,13 @@ struct Effort {
   };
   c10::SmallVector<const Operator*, 4> operators;  // the last one first
   std::int64_t bytes_moved = 0;
-  std::map<const void*, Leaf> leaves;  // packets and references, each once
-  bool rounded = false;                // some leaf is
-  bool one_pass = true;                // as far as the operators tell
-  int bits = 16;                       // the fewest of a rounded one
+  c10::SmallVector<std::pair<const void*, Leaf>, 3> leaves;  // packets and references, each once
+  bool rounded = false;                                      // some leaf is
+  bool one_pass = true;                                      // as far as the operators tell
+  int bits = 16;                                             // the fewest of a rounded one
+
+  // Adds one that is not there yet.
+  void add_leaf(const void* kept, const Leaf& leaf);
 
   // Bytes of memory that nobody else keeps.
   std::int64_t instead() const;

@@ -33,15 +33,21 @@ bool is_wrapped_number(const at::Tensor& tensor) {
 }  // namespace
 
 Tracked& Store::track(const at::Tensor& tensor) {
-  return storages_.try_emplace(tensor.storage().unsafeGetStorageImpl(), tensor.storage())
-      .first->second;
+  Tracked*& tracked = storages_[tensor.storage().unsafeGetStorageImpl()];
+  if (!tracked) tracked = &tracked_.emplace_back(tensor.storage());
+  return *tracked;
+}
+
+Tracked* Store::known(const at::Tensor& tensor) const {
+  const auto found = storages_.find(tensor.storage().unsafeGetStorageImpl());
+  return found == storages_.end() ? nullptr : found->second;
 }
 
 Value& Store::value_at(const at::Tensor& tensor) {
   Tracked& home = track(tensor);
   const std::uint32_t version = Counter(tensor).stood_at;
   if (!home.value || home.value->version != version) {
-    Value& value = values_.emplace_back(&memory_);
+    Value& value = values_.emplace_back(memory_.get());
     value.home = &home;
     value.write = home.writes;
     value.version = version;
@@ -54,13 +60,17 @@ Value& Store::value_at(const at::Tensor& tensor) {
   return *home.value;
 }
 
-Value::Input Store::input_of(const at::Tensor& tensor, int position) {
-  return {&value_at(tensor),
-          view_in_span(tensor, 0),
-          tensor.scalar_type(),
-          Counter(tensor),
-          position,
-          is_number(tensor) ? tensor.storage() : c10::Storage()};
+void Store::add_input(std::pmr::vector<Value::Input>& inputs, const at::Tensor& tensor,
+                      int position) {
+  Value::Input& input = inputs.emplace_back();
+  input.value = &value_at(tensor);
+  input.view.sizes = tensor.sizes();
+  input.view.strides = tensor.strides();
+  input.view.offset = tensor.storage_offset();
+  input.type = tensor.scalar_type();
+  input.counter = Counter(tensor);
+  input.position = position;
+  if (is_number(tensor)) input.number = tensor.storage();
 }
 
 const at::Tensor& Store::number(const at::Tensor& wrapped) {
@@ -98,35 +108,39 @@ void Store::record(RunningCall& call, const at::Tensor& result,
   if (!op.written.empty() && !call.overwritten) return;
   if (op.recipe->when && !op.recipe->when(Call(*op.schema, call.arguments))) return;
 
-  std::pmr::vector<Value::Input> inputs(&memory_);
+  std::pmr::vector<Value::Input> inputs(memory_.get());
   inputs.reserve(call.tensors.size() + static_cast<std::size_t>(op.recipe->companions));
-  std::vector<c10::IValue> arguments = call.arguments;
+  std::vector<c10::IValue> arguments;
+  arguments.reserve(call.arguments.size());
   bool complete = true;
   const auto add = [&](const at::Tensor& tensor, int position) {
     complete = complete && !obstacle_in(tensor) && tensor.device() == result.device();
     if (!complete) return;
     const bool overwritten = call.overwritten && tensor.is_same(result);
     complete = overwritten || !tensor.is_alias_of(result);
-    inputs.push_back(input_of(tensor, position));
+    add_input(inputs, tensor, position);
     if (overwritten) inputs.back().value = call.overwritten;
   };
-  for (std::size_t i = 0; i < arguments.size() && complete; ++i) {
+  for (std::size_t i = 0; i < call.arguments.size() && complete; ++i) {
     const int position = static_cast<int>(i);
-    c10::IValue& argument = arguments[i];
+    const c10::IValue& argument = call.arguments[i];
     if (std::find(op.left_out.begin(), op.left_out.end(), position) != op.left_out.end()) {
-      argument = {};
+      arguments.emplace_back();
     } else if (argument.isTensor()) {
-      const at::Tensor tensor = argument.toTensor();
-      if (!tensor.defined()) continue;
-      if (is_wrapped_number(tensor)) {
-        argument = number(tensor);
-        continue;
+      const at::Tensor& tensor = argument.toTensor();
+      if (!tensor.defined()) {
+        arguments.push_back(argument);
+      } else if (is_wrapped_number(tensor)) {
+        arguments.emplace_back(number(tensor));
+      } else {
+        arguments.emplace_back();
+        add(tensor, position);
       }
-      argument = {};
-      add(tensor, position);
+    } else if (!argument.isList()) {
+      arguments.push_back(argument);
     } else if (argument.isTensorList()) {
       for (const at::Tensor& tensor : argument.toTensorVector()) add(tensor, position);
-      argument = c10::List<at::Tensor>();
+      arguments.emplace_back(c10::List<at::Tensor>());
     } else if (argument.isOptionalTensorList()) {
       c10::List<std::optional<at::Tensor>> places;
       for (const std::optional<at::Tensor>& tensor : argument.toOptionalTensorVector()) {
@@ -134,7 +148,9 @@ void Store::record(RunningCall& call, const at::Tensor& result,
         places.push_back(defined ? std::optional(at::Tensor()) : std::nullopt);
         if (defined) add(*tensor, position);
       }
-      argument = std::move(places);
+      arguments.emplace_back(std::move(places));
+    } else {
+      arguments.push_back(argument);
     }
   }
   const Recipe& recipe = *op.recipe;
@@ -149,7 +165,7 @@ void Store::record(RunningCall& call, const at::Tensor& result,
   Tracked& home = track(result);
   // A call inside made it (autocast calls an operator again, with other arguments) and knows best.
   if (home.value && home.value->op && home.value->version == Counter(result).stood_at) return;
-  Value& value = values_.emplace_back(&memory_);
+  Value& value = values_.emplace_back(memory_.get());
   value.home = &home;
   value.write = home.writes;
   value.version = Counter(result).stood_at;
@@ -165,10 +181,8 @@ void Store::record(RunningCall& call, const at::Tensor& result,
 
 void Store::about_to_write(const at::Tensor& tensor) {
   if (!tensor.has_storage()) return;
-  const auto found = storages_.find(tensor.storage().unsafeGetStorageImpl());
-  if (found != storages_.end()) {
-    Tracked& tracked = found->second;
-    for (const auto& weak : tracked.dependents) {
+  if (Tracked* tracked = known(tensor)) {
+    for (const auto& weak : tracked->dependents) {
       try {
         if (const auto derived = weak.lock()) derived->keep();
       } catch (const c10::Error& error) {  // who reads it is told; the write goes on
@@ -176,20 +190,20 @@ void Store::about_to_write(const at::Tensor& tensor) {
                         error.what_without_backtrace());
       }
     }
-    tracked.dependents.clear();
-    for (const Tracked::Packed& known : tracked.packets)
+    tracked->dependents.clear();
+    for (const Tracked::Packed& known : tracked->packets)
       if (const auto packet = known.packet.lock()) packet->forget_source();
-    if (tracked.value)
-      if (const auto derived = tracked.value->derived.lock()) derived->forget_original();
-    tracked.value = nullptr;
-    tracked.hold.reset();
-    ++tracked.writes;
+    if (tracked->value)
+      if (const auto derived = tracked->value->derived.lock()) derived->forget_original();
+    tracked->value = nullptr;
+    tracked->hold.reset();
+    ++tracked->writes;
   }
   if (copied_.empty()) return;
   const auto copies = copied_.find(tensor.storage().unsafeGetStorageImpl());
   if (copies == copied_.end()) return;
-  for (const c10::StorageImpl* storage : copies->second) {
-    std::shared_ptr<ParameterCopy>& copy = storages_.at(storage).copy;
+  for (Tracked* tracked : copies->second) {
+    std::shared_ptr<ParameterCopy>& copy = tracked->copy;
     if (copy.use_count() > 1) {
       copy->keep();
     } else {

@@ -26,6 +26,34 @@ constexpr int kMostSources = 2;
 
 }  // namespace
 
+std::int64_t Effort::instead() const {
+  std::int64_t bytes = 0;
+  for (const auto& [kept, leaf] : leaves) bytes += leaf.instead ? leaf.bytes : 0;
+  return bytes;
+}
+
+std::int64_t Effort::moved_for(std::int64_t result) const {
+  if (!rounded || !one_pass) return bytes_moved;
+  std::int64_t bytes = result;
+  for (const auto& [kept, leaf] : leaves) bytes += leaf.packed > 0 ? leaf.packed : leaf.bytes;
+  return bytes;
+}
+
+void Effort::add_leaf(const void* kept, const Leaf& leaf) {
+  const bool known =
+      std::any_of(leaves.begin(), leaves.end(), [&](const auto& one) { return one.first == kept; });
+  if (!known) leaves.emplace_back(kept, leaf);
+}
+
+void Effort::add(const Effort& other) {
+  operators.append(other.operators.begin(), other.operators.end());
+  bytes_moved += other.bytes_moved;
+  for (const auto& [kept, leaf] : other.leaves) add_leaf(kept, leaf);
+  rounded |= other.rounded;
+  one_pass &= other.one_pass;
+  bits = std::min(bits, other.bits);
+}
+
 std::optional<Source> Store::own_bits(const Value& value) {
   for (const Tracked::Packed& known : value.home->packets) {
     const auto packet = known.packet.lock();
@@ -47,7 +75,7 @@ std::optional<Source> Store::kept_source(const Value::Input& input, const Need& 
   const std::int64_t bytes = bytes_of(input.view, input.type);
   if (input.value->is_current()) {
     if (const auto hold = home.hold.lock(); hold && hold->version() == input.value->version) {
-      effort.leaves.try_emplace(hold.get(), Effort::Leaf{bytes, false, home.site});
+      effort.add_leaf(hold.get(), Effort::Leaf{bytes, false, home.site});
       return Source{hold, input.view, input.type, input.counter, input.position};
     }
   }
@@ -74,8 +102,8 @@ std::optional<Source> Store::kept_source(const Value::Input& input, const Need& 
     }
     const std::int64_t size =
         is_lossless(packet->format()) ? packed_bytes(packet->format()) : bytes;
-    effort.leaves.try_emplace(
-        packet.get(), Effort::Leaf{size, false, &packet->site(), packed_bytes(packet->format())});
+    effort.add_leaf(packet.get(),
+                    Effort::Leaf{size, false, &packet->site(), packed_bytes(packet->format())});
     return Source{packet, std::move(*view), input.type, {}, input.position};
   }
   return std::nullopt;
@@ -98,7 +126,7 @@ std::optional<Source> Store::source_instead(const Value::Input& input, const Nee
     const at::Tensor copy = without_gaps(given);
     const auto hold = std::make_shared<Hold>(copy.storage(), 0, nullptr);
     hold->pin();
-    effort.leaves.try_emplace(hold.get(), Effort::Leaf{bytes, true, home.site});
+    effort.add_leaf(hold.get(), Effort::Leaf{bytes, true, home.site});
     return Source{hold, view_in_copy(given, copy), input.type, {}, input.position};
   }
   const auto bytes = static_cast<std::int64_t>(alive->nbytes());
@@ -107,7 +135,7 @@ std::optional<Source> Store::source_instead(const Value::Input& input, const Nee
   hold->pin();
   if (!value.parameter) {
     home.hold = hold;
-    effort.leaves.try_emplace(hold.get(), Effort::Leaf{bytes, true, home.site});
+    effort.add_leaf(hold.get(), Effort::Leaf{bytes, true, home.site});
   }
   return Source{std::move(hold), input.view, input.type, input.counter, input.position};
 }
@@ -137,6 +165,7 @@ std::vector<Source> Store::sources_of(const Value& value, const Need& need, Effo
   const Operator& op = *value.op;
   const auto arguments = static_cast<int>(value.arguments.size());
   std::vector<Source> sources;
+  sources.reserve(value.inputs.size());
   effort.operators.push_back(&op);
   effort.one_pass &= op.recipe->fused != Recipe::Fused::kNone;
   for (const Value::Input& input : value.inputs) {

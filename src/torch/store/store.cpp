@@ -10,9 +10,10 @@
 namespace backfold::torch_layer {
 
 Store::Store(const StoreOptions& options, std::shared_ptr<SiteTable> sites, Policy& policy,
-             const std::vector<Parameter>& parameters)
-    : options_(options), sites_(std::move(sites)), policy_(policy) {
+             const std::vector<Parameter>& parameters, SpareMemory& memory)
+    : options_(options), sites_(std::move(sites)), policy_(policy), memory_(memory) {
   parameters_.reserve(parameters.size());
+  storages_.reserve(sites_->sites().size() + parameters.size());
   for (const Parameter& parameter : parameters)
     if (parameter.tensor.has_storage())
       parameters_.emplace(parameter.tensor.storage().unsafeGetStorageImpl(),
@@ -24,8 +25,7 @@ std::uint32_t Store::landmark_of(const at::Tensor& tensor) const {
   const c10::StorageImpl* storage = tensor.storage().unsafeGetStorageImpl();
   if (const auto found = parameters_.find(storage); found != parameters_.end())
     return found->second.landmark;
-  if (const auto found = storages_.find(storage); found != storages_.end())
-    return found->second.copy_landmark;
+  if (const Tracked* tracked = known(tensor)) return tracked->copy_landmark;
   // Without a model, parameters are known by what they are.
   return parameters_.empty() && is_parameter(tensor) ? sites_->nameless_landmark(storage) : 0;
 }
@@ -81,10 +81,8 @@ Saved Store::save(const at::Tensor& tensor, Site& site, const Demand& demand, st
     return pass(saving, Kind::kParameter, "it is alive as long as the model");
   if (why) return pass(saving, Kind::kPassed, why);
 
-  const auto [found, first] =
-      storages_.try_emplace(tensor.storage().unsafeGetStorageImpl(), tensor.storage());
-  Tracked& tracked = found->second;
-  saving.first = first || !tracked.site;
+  Tracked& tracked = track(tensor);
+  saving.first = !tracked.site;
   if (saving.first) tracked.site = &site;
   if (options_.observe_only) return observe(saving, tracked);
   if (sites_->keeps(site)) return hold(saving, tracked, Kind::kPassed, "named in keep=");
@@ -157,17 +155,16 @@ void Store::remember_copy(const at::Tensor& source, const at::Tensor& copy) {
       !source.is_non_overlapping_and_dense() || source.strides() != copy.strides() ||
       copy.storage_offset() != 0)
     return;
-  const auto [found, first] =
-      storages_.try_emplace(copy.storage().unsafeGetStorageImpl(), copy.storage());
-  found->second.copy_landmark = landmark_of(source);
+  Tracked& tracked = track(copy);
+  tracked.copy_landmark = landmark_of(source);
   if (is_buffer(source)) return;
-  found->second.copy = std::make_shared<ParameterCopy>(source, copy);
-  found->second.copy_version = copy._version();
-  copied_[source.storage().unsafeGetStorageImpl()].push_back(found->first);
+  tracked.copy = std::make_shared<ParameterCopy>(source, copy);
+  tracked.copy_version = copy._version();
+  copied_[source.storage().unsafeGetStorageImpl()].push_back(&tracked);
 }
 
 void Store::judge_alive() {
-  for (auto& [address, tracked] : storages_) {
+  for (const Tracked& tracked : tracked_) {
     const auto hold = tracked.hold.lock();
     if (hold && tracked.site) tracked.site->alive = hold->alive_elsewhere();
   }

@@ -16,7 +16,6 @@
 #include <memory>
 #include <memory_resource>
 #include <optional>
-#include <unordered_map>
 #include <utility>
 
 #include "torch/capture/site.h"
@@ -25,6 +24,7 @@
 #include "torch/plan/sample_norms.h"
 #include "torch/reads/demand.h"
 #include "torch/store/saved.h"
+#include "torch/store/step_memory.h"
 #include "torch/store/tracked.h"
 #include "torch/store/treatment.h"
 #include "torch/store/width.h"
@@ -50,9 +50,9 @@ struct Parameter {
 
 class Store {
  public:
-  // Storages of `parameters` are never packed. The policy belongs to the caller.
+  // Storages of `parameters` are never packed. The policy and the memory belong to the caller.
   Store(const StoreOptions& options, std::shared_ptr<SiteTable> sites, Policy& policy,
-        const std::vector<Parameter>& parameters);
+        const std::vector<Parameter>& parameters, SpareMemory& memory);
 
   // The landmark that a tensor is, or is a view or low-precision copy of; 0 for other tensors.
   std::uint32_t landmark_of(const at::Tensor& tensor) const;
@@ -142,9 +142,11 @@ class Store {
     const Site& reader;
   };
   Need need_of(const Saving& saving) const;
+  // What is known of the tensor's storage, from now on if nothing was; or null.
   Tracked& track(const at::Tensor& tensor);
+  Tracked* known(const at::Tensor& tensor) const;
   Value& value_at(const at::Tensor& tensor);
-  Value::Input input_of(const at::Tensor& tensor, int position);
+  void add_input(std::pmr::vector<Value::Input>& inputs, const at::Tensor& tensor, int position);
   std::shared_ptr<Derived> derived(Value& value, const Need& need);
   std::optional<Source> source_of(const Value::Input& input, const Need& need, Effort& effort);
   std::optional<Source> kept_source(const Value::Input& input, const Need& need, Effort& effort);
@@ -158,13 +160,14 @@ class Store {
   bool met_samples_ = false;
   std::shared_ptr<SharedPacket> waiting_;
   ska::flat_hash_map<const c10::StorageImpl*, Known> parameters_;  // and buffers
-  // Of the next two, which grow with each recorded call and go at once with the store.
-  std::pmr::monotonic_buffer_resource memory_;
-  std::pmr::unordered_map<const c10::StorageImpl*, Tracked> storages_{&memory_};
-  std::pmr::deque<Value> values_{&memory_};
+  // Of the next three, which grow with each recorded call and go at once with the store.
+  const SpareMemory::Lent memory_;
+  std::pmr::deque<Tracked> tracked_{memory_.get()};
+  std::pmr::deque<Value> values_{memory_.get()};
+  ska::flat_hash_map<const c10::StorageImpl*, Tracked*> storages_;
   c10::SmallVector<at::Tensor, 8> numbers_;
-  // By the storage of a parameter: its copies among the storages.
-  ska::flat_hash_map<const c10::StorageImpl*, c10::SmallVector<const c10::StorageImpl*, 1>> copied_;
+  // By the storage of a parameter: its copies.
+  ska::flat_hash_map<const c10::StorageImpl*, c10::SmallVector<Tracked*, 1>> copied_;
 };
 
 }  // namespace backfold::torch_layer
