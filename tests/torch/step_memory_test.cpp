@@ -72,7 +72,9 @@ TEST(SpareMemory, IsLentToOneAtATime) {
     first = one.get();
   }
   const SpareMemory::Lent next(spare);
-  if (kKept) EXPECT_EQ(next.get(), first);
+  if (kKept) {
+    EXPECT_EQ(next.get(), first);
+  }
 }
 
 }  // namespace

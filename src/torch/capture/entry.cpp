@@ -173,7 +173,7 @@ Entry::~Entry() {
   if (observes_calls()) observe_calls(nullptr, nullptr);
   hook_installer().uninstall();
   if (allocations_) c10::ThreadLocalDebugInfo::_pop(c10::DebugInfoKind::PROFILER_STATE);
-  if (saved_something_ && allocated_before_) {
+  if (saved_where_counted_ && allocated_before_) {
     const std::int64_t now =
         allocations_ ? allocations_->net() : *allocated_bytes(state_->blocks.device);
     state_->blocks.grown_bytes = now - *allocated_before_;
@@ -255,6 +255,7 @@ Saved Entry::save(const at::Tensor& tensor, const char* obstacle) {
     ++state_->blocks.steps;
     state_->blocks.grown_bytes.reset();
   }
+  saved_where_counted_ |= allocations_ || tensor.device() == state_->blocks.device;
   saved_bytes_ += saved_bytes(tensor);
   std::shared_ptr<StandIn> stand_in;
   if (state_->probing.running && !obstacle && !state_->probing.inside_model)

@@ -65,6 +65,7 @@ class Entry {
   std::vector<std::pair<const void*, std::uint32_t>> unknown_;  // modules that are running
   std::vector<std::uint32_t> regions_;
   bool saved_something_ = false;
+  bool saved_where_counted_ = false;  // on the device whose allocations are
   std::int64_t saved_bytes_ = 0;
   std::shared_ptr<AllocationCount> allocations_;  // of an entry that only observes
   std::optional<std::int64_t> allocated_before_;

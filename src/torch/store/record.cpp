@@ -23,7 +23,8 @@ bool fills_its_storage(const at::Tensor& tensor) {
 
 // A single element that is no part of anything larger.
 bool is_number(const at::Tensor& tensor) {
-  return tensor.numel() == 1 && tensor.storage().nbytes() == tensor.element_size();
+  return tensor.numel() == 1 &&
+         static_cast<std::int64_t>(tensor.storage().nbytes()) == tensor.element_size();
 }
 
 bool is_wrapped_number(const at::Tensor& tensor) {
