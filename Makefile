@@ -71,7 +71,7 @@ test-fuzz:
 test-python: PACKAGE_PARTS = tests demo
 test-python: PACKAGE_OPTIONS = ;BACKFOLD_TESTS=ON;BACKFOLD_EXAMPLES=ON
 test-python: package
-	ctest --test-dir $(PYTHON_BUILD) --output-on-failure --no-tests=error
+	ctest --test-dir $(PYTHON_BUILD) --parallel $(JOBS) --output-on-failure --no-tests=error
 	BACKFOLD_BUILD=$(CURDIR)/$(PYTHON_BUILD) $(PYTHON) -m pytest tests/python --numprocesses $(JOBS)
 
 test-asan-torch:
