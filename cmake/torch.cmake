@@ -84,6 +84,7 @@ add_library(backfold_torch SHARED
   src/torch/codec/project.cpp
   src/torch/codec/reused_memory.cpp
   src/torch/codec/shares.cpp
+  src/torch/codec/threads.cpp
   src/torch/json/report.cpp
   src/torch/json/site.cpp
   src/torch/json/state.cpp
@@ -139,6 +140,9 @@ target_compile_options(backfold_torch PRIVATE -Wall -Wextra)
 set_target_properties(backfold_torch PROPERTIES DEFINE_SYMBOL "")
 target_precompile_headers(backfold_torch PRIVATE
   <ATen/Functions.h> <ATen/TensorOperators.h> <torch/csrc/autograd/function.h>)
+# Compiled with OpenMP, not linked with it: the one that runs is the one that torch brings along.
+set_source_files_properties(src/torch/codec/threads.cpp PROPERTIES
+  COMPILE_OPTIONS -fopenmp SKIP_PRECOMPILE_HEADERS ON)
 # When Python has imported torch its libraries are loaded already, and the linker finds them by name.
 include(cmake/libtorch.cmake)
 backfold_add_libtorch(${BACKFOLD_TORCH_FOLDER})

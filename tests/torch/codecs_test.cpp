@@ -4,13 +4,18 @@
 
 #include "backfold/codecs.h"
 
+#include <ATen/Parallel.h>
 #include <ATen/record_function.h>
 #include <gtest/gtest.h>
 #include <torch/csrc/api/include/torch/autograd.h>
 #include <torch/csrc/api/include/torch/types.h>
 #include <torch/csrc/api/include/torch/utils.h>
 
+#include <atomic>
+#include <vector>
+
 #include "backfold/controller.h"
+#include "torch/codec/codec.h"
 
 namespace backfold {
 namespace {
@@ -126,6 +131,27 @@ TEST(Codecs, BadArgumentsAreRefused) {
   options.codec.clear();
   options.menu = {codecs::Pool{4}};
   EXPECT_THROW(Controller{options}, c10::ValueError);
+}
+
+TEST(Codecs, ShareWorkOnTheThreadsOfTorch) {
+  const int before = at::get_num_threads();
+  at::set_num_threads(2);
+  const Execution outside = torch_layer::execution_on(at::kCPU);
+  EXPECT_EQ(outside.threads, 2);
+  std::vector<int> visits(5);
+  std::atomic<int> inside_of_region = 0, threads_inside = 0;
+  const auto visit = [&](int part) {
+    ++visits[static_cast<std::size_t>(part)];
+    inside_of_region += at::in_parallel_region();
+    threads_inside += torch_layer::execution_on(at::kCPU).threads;
+  };
+  outside.executor(
+      5, [](void* context, int part) { (*static_cast<decltype(visit)*>(context))(part); },
+      const_cast<void*>(static_cast<const void*>(&visit)));
+  EXPECT_EQ(visits, std::vector<int>(5, 1));
+  EXPECT_EQ(inside_of_region, 5);
+  EXPECT_EQ(threads_inside, 5) << "regions are not nested";
+  at::set_num_threads(before);
 }
 
 TEST(Codecs, AreWrittenAsPythonWritesThem) {

@@ -12,6 +12,7 @@
 #include <cmath>
 
 #include "torch/codec/reused_memory.h"
+#include "torch/codec/threads.h"
 
 namespace backfold::torch_layer {
 namespace {
@@ -92,14 +93,6 @@ Status unpack_with(const ProjectFormat& format, ConstPayload from, const at::Ten
   const Status status = unpack(format.codes, from, projected.mutable_data_ptr(), execution);
   if (status.ok()) project_back(format, projected, result, execution);
   return status;
-}
-
-// Threads of our own would run beside torch's, which go on spinning for a while after each of its
-// operators.
-void on_threads_of_torch(int parts, void (*work)(void* context, int part), void* context) {
-  at::parallel_for(0, parts, 1, [&](std::int64_t begin, std::int64_t end) {
-    for (auto part = static_cast<int>(begin); part < end; ++part) work(context, part);
-  });
 }
 
 }  // namespace
