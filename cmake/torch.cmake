@@ -140,9 +140,12 @@ target_compile_options(backfold_torch PRIVATE -Wall -Wextra)
 set_target_properties(backfold_torch PROPERTIES DEFINE_SYMBOL "")
 target_precompile_headers(backfold_torch PRIVATE
   <ATen/Functions.h> <ATen/TensorOperators.h> <torch/csrc/autograd/function.h>)
-# Compiled with OpenMP, not linked with it: the one that runs is the one that torch brings along.
-set_source_files_properties(src/torch/codec/threads.cpp PROPERTIES
-  COMPILE_OPTIONS -fopenmp SKIP_PRECOMPILE_HEADERS ON)
+# Compiled with OpenMP, not linked with it: the one that runs is the one that torch brings along. It has
+# the entry points of g++.
+if(CMAKE_CXX_COMPILER_ID STREQUAL GNU)
+  set_source_files_properties(src/torch/codec/threads.cpp PROPERTIES
+    COMPILE_OPTIONS -fopenmp SKIP_PRECOMPILE_HEADERS ON)
+endif()
 # When Python has imported torch its libraries are loaded already, and the linker finds them by name.
 include(cmake/libtorch.cmake)
 backfold_add_libtorch(${BACKFOLD_TORCH_FOLDER})

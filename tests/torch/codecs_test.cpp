@@ -138,6 +138,7 @@ TEST(Codecs, ShareWorkOnTheThreadsOfTorch) {
   at::set_num_threads(2);
   const Execution outside = torch_layer::execution_on(at::kCPU);
   EXPECT_EQ(outside.threads, 2);
+  ASSERT_NE(outside.executor, nullptr);
   std::vector<int> visits(5);
   std::atomic<int> inside_of_region = 0, threads_inside = 0;
   const auto visit = [&](int part) {

@@ -101,7 +101,7 @@ Execution execution_on(const at::Device& device) {
   Execution execution;
   if (device.is_cpu()) {
     execution.threads = at::in_parallel_region() ? 1 : at::get_num_threads();
-    execution.executor = on_threads_of_torch;
+    execution.executor = executor_of_torch();
     return execution;
   }
   TORCH_CHECK_VALUE(device.is_cuda(), "backfold: tensor must be on a CPU or CUDA device, got ",

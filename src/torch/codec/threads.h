@@ -3,11 +3,13 @@
 #ifndef BACKFOLD_TORCH_CODEC_THREADS_H_
 #define BACKFOLD_TORCH_CODEC_THREADS_H_
 
+#include "backfold/execution.h"
+
 namespace backfold::torch_layer {
 
-// An Executor that runs parts on the threads of torch's own pool. Threads of ours would run beside
-// those, which go on spinning for a while after each of torch's operators.
-void on_threads_of_torch(int parts, void (*work)(void* context, int part), void* context);
+// Runs parts on the threads of torch's own pool: threads of ours would run beside those, which go
+// on spinning for a while after each of torch's operators. Null where a build cannot reach them.
+Executor executor_of_torch();
 
 }  // namespace backfold::torch_layer
 
