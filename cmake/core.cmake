@@ -27,6 +27,7 @@ add_library(backfold_core
   src/lossless/reference.cpp
   src/lossless/simd/bits.cpp
   src/lossless/simd/narrow.cpp
+  src/planner/batch_search.cpp
   src/planner/planner.cpp
   src/planner/search.cpp
   src/pool/pool.cpp

@@ -151,7 +151,8 @@ include(cmake/libtorch.cmake)
 backfold_add_libtorch(${BACKFOLD_TORCH_FOLDER})
 target_link_libraries(backfold_torch
   PUBLIC backfold::libtorch
-  PRIVATE backfold_core nlohmann_json::nlohmann_json)
+  # All of the core, so that programs that link this library have what its headers promise.
+  PRIVATE $<LINK_LIBRARY:WHOLE_ARCHIVE,backfold_core> nlohmann_json::nlohmann_json)
 
 # torch has loaded its own CUDA runtime with global symbols: without this, half of the symbols of the one
 # in backfold_core would resolve to it.

@@ -2,7 +2,8 @@
 """The workloads: unmodified models from public libraries, random weights, one random batch each.
 
 A builder runs under `torch.device`, so that weights and data are created where they are used. Its
-argument `tiny` shrinks every size until a step takes a fraction of a second on a CPU.
+argument `tiny` shrinks every size until a step takes a fraction of a second on a CPU. Those of
+CAPPED also take a batch.
 """
 
 import contextlib
@@ -46,26 +47,29 @@ def image_classifier(title: str, model: torch.nn.Module, batch: int, size: int, 
     )
 
 
-def resnet50(tiny: bool) -> Workload:
+def resnet50(tiny: bool, batch: int = 0) -> Workload:
     import torchvision
 
-    batch, size = (2, 64) if tiny else (128, 224)
+    usual, size = (2, 64) if tiny else (128, 224)
+    batch = batch or usual
     title = f"ResNet-50, {batch}x3x{size}x{size}, TF32"
     return image_classifier(title, torchvision.models.resnet50(), batch, size, "Bottleneck")
 
 
-def swin_t(tiny: bool) -> Workload:
+def swin_t(tiny: bool, batch: int = 0) -> Workload:
     import torchvision
 
-    batch, size = (2, 64) if tiny else (64, 224)
+    usual, size = (2, 64) if tiny else (64, 224)
+    batch = batch or usual
     title = f"Swin-T, {batch}x3x{size}x{size}, TF32"
     return image_classifier(title, torchvision.models.swin_t(), batch, size, "SwinTransformerBlock")
 
 
-def bert(tiny: bool, attention: str) -> Workload:
+def bert(tiny: bool, batch: int = 0, *, attention: str, tokens: int = 256) -> Workload:
     import transformers
 
-    batch, length = (2, 32) if tiny else (32, 256)
+    usual, length = (2, 32) if tiny else (32, tokens)
+    batch = batch or usual
     config = transformers.BertConfig(
         hidden_size=64 if tiny else 1024,
         num_hidden_layers=2 if tiny else 24,
@@ -168,4 +172,10 @@ BUILDERS: dict[str, Callable[[bool], Workload]] = {
     "llama": llama,
     "gcn": gcn,
     "gpt2_tf32": functools.partial(gpt2, autocast=False),
+}
+
+CAPPED: dict[str, Callable[[bool, int], Workload]] = {
+    "resnet50": resnet50,
+    "swin_t": swin_t,
+    "bert": functools.partial(bert, attention="eager", tokens=128),
 }

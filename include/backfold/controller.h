@@ -89,9 +89,9 @@ struct ControllerOptions {
   std::function<std::string(const std::string&)> combine = {};
 };
 
-// The number of bytes in "6GiB", "800 MB" or "1.5e9", for `budget`. Raises ValueError naming the
-// text and the known units.
-std::int64_t parse_bytes(std::string_view text);
+// The number of bytes in "6GiB", "800 MB" or "1.5e9". Raises ValueError naming the argument that
+// the text was given for, the text and the known units.
+std::int64_t parse_bytes(std::string_view text, std::string_view argument = "budget");
 
 class Controller {
  public:

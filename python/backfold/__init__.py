@@ -22,17 +22,20 @@ from backfold._C import Packet  # noqa: E402
 from backfold._controller import Controller  # noqa: E402
 from backfold._gact import controller  # noqa: E402
 from backfold._inspect import inspect  # noqa: E402
+from backfold._max_batch import MaxBatch, max_batch  # noqa: E402
 from backfold._packing import pack, unpack  # noqa: E402
 from backfold._report import Report  # noqa: E402
 
 __all__ = [
     "Controller",
+    "MaxBatch",
     "Packet",
     "Report",
     "__version__",
     "codecs",
     "controller",
     "inspect",
+    "max_batch",
     "pack",
     "unpack",
 ]

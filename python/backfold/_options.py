@@ -89,16 +89,21 @@ def _ratio(ratio: Any) -> float:
     return float(ratio)
 
 
-def _bytes(budget: Any) -> int:
-    if isinstance(budget, str):
-        return _C.parse_bytes(budget)
-    if not _is_integral(budget):
+def byte_count(name: str, value: Any) -> int:
+    """The bytes that an argument of that name asks for."""
+    if isinstance(value, str):
+        return _C.parse_bytes(value, name)
+    if not _is_integral(value):
         raise TypeError(
-            f"budget must be a number of bytes, an int, or a string like '6GiB', got {budget!r}"
+            f"{name} must be a number of bytes, an int, or a string like '6GiB', got {value!r}"
         )
-    if int(budget) >= 2**63:
-        raise ValueError(f"budget must be at least one byte and below 2**63, got {budget!r}")
-    return int(budget)
+    if not 1 <= int(value) < 2**63:
+        raise ValueError(f"{name} must be at least one byte and below 2**63, got {value!r}")
+    return int(value)
+
+
+def _bytes(budget: Any) -> int:
+    return byte_count("budget", budget)
 
 
 def _level(level: Any) -> str:

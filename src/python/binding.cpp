@@ -8,6 +8,7 @@
 
 #include <pybind11/stl.h>
 
+#include "backfold/batch_search.h"
 #include "backfold/execution.h"
 #include "backfold/planner.h"
 #include "python/codecs.h"
@@ -39,6 +40,17 @@ PYBIND11_MODULE(_C, module) {
       },
       "Chooses a (bytes, error) option per site within a budget. Returns the indices, the total "
       "bytes and error, and a lower bound of the error.");
+
+  py::class_<BatchSearch>(module, "BatchSearch", "Which batch to try next, and the largest so far.")
+      .def(py::init([](std::int64_t start, std::int64_t multiple, std::int64_t limit, int trials) {
+             const BatchSearchOptions options{start, multiple, limit, trials};
+             torch_layer::check(validate(options));
+             return BatchSearch(options);
+           }),
+           py::arg("start"), py::arg("multiple"), py::arg("limit"), py::arg("trials"))
+      .def("next", &BatchSearch::next)
+      .def("tried", &BatchSearch::tried)
+      .def_property_readonly("largest", &BatchSearch::largest);
 
   py::class_<Packet>(module, "Packet", "One tensor, folded. Made by backfold.pack().")
       .def(py::init([](const at::Tensor& tensor, std::int64_t bits, const std::string& layout,

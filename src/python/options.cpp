@@ -57,7 +57,9 @@ static py::tuple target_of(const py::dict& given) {
 }
 
 void add_options(py::module_& module) {
-  module.def("parse_bytes", [](const std::string& text) { return parse_bytes(text); });
+  module.def("parse_bytes", [](const std::string& text, const std::string& argument) {
+    return parse_bytes(text, argument);
+  });
   module.def("target_of", &target_of);
   py::class_<torch_layer::ProbeSchedule>(module, "ProbeSchedule")
       .def(py::init(&torch_layer::make_schedule))

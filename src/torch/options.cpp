@@ -41,7 +41,7 @@ std::optional<double> size_of_unit(const std::string& name) {
 
 }  // namespace
 
-std::int64_t parse_bytes(std::string_view text) {
+std::int64_t parse_bytes(std::string_view text, std::string_view argument) {
   const std::string plain = folded(text);
   double number = 0;
   const auto [end, error] = std::from_chars(plain.data(), plain.data() + plain.size(), number);
@@ -49,12 +49,12 @@ std::int64_t parse_bytes(std::string_view text) {
   const auto unit = size_of_unit(std::string(end, plain.data() + plain.size()));
   std::string units;
   for (const Unit& one : kUnits) units += (units.empty() ? "" : ", ") + std::string(one.name);
-  TORCH_CHECK_VALUE(starts && error != std::errc::invalid_argument && unit,
-                    "budget must be a number, optionally with one of the units ", units, ", got '",
-                    text, "'");
+  TORCH_CHECK_VALUE(starts && error != std::errc::invalid_argument && unit, argument,
+                    " must be a number, optionally with one of the units ", units, ", got '", text,
+                    "'");
   const double bytes = error == std::errc() ? std::trunc(number * *unit) : 0;
-  TORCH_CHECK_VALUE(bytes >= 1 && bytes < 9223372036854775808.0,
-                    "budget must be at least one byte and below 2**63, got '", text, "'");
+  TORCH_CHECK_VALUE(bytes >= 1 && bytes < 9223372036854775808.0, argument,
+                    " must be at least one byte and below 2**63, got '", text, "'");
   return static_cast<std::int64_t>(bytes);
 }
 
