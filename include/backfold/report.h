@@ -35,6 +35,7 @@ struct ReportRow {
   std::string recipe;
   std::string source;
   std::int64_t moved_bytes = 0;
+  std::int64_t transient_bytes = 0;  // allocated beside the tensor while it is made, at most
   // What making it again spares, not in inspect(): bytes that are not held, and the time that a
   // device takes to copy as much as packing and unpacking would move, less moved_bytes. Negative
   // where that is more.

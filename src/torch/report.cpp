@@ -193,6 +193,7 @@ Report report_of(const State& state) {
       row.recipe += (row.recipe.empty() ? "" : ", ") + without_namespace(op->name);
     if (ledger.source) row.source = ledger.source->name;
     row.moved_bytes = ledger.moved_bytes;
+    row.transient_bytes = ledger.transient_bytes;
     row.spared_bytes = ledger.spared_bytes;
     row.spared_ms = spared_ms(ledger);
     report.spared_bytes += row.spared_bytes;

@@ -6,6 +6,7 @@ import json
 import backfold
 import pytest
 import torch
+from derivation_layers import HandWrittenGelu
 from torch import nn
 from torch.nn import functional
 
@@ -84,6 +85,34 @@ def test_what_derived_tensors_spare(device, bits):
     assert totals["spared_ms"] == pytest.approx(sum(site["spared_ms"] for site in derived))
     assert "derived tensors: " in str(reports[0]) and " ms " in str(reports[0])
     assert "derived" not in str(reports[1])
+
+
+class Gated(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.gate, self.up = nn.Linear(64, 128), nn.Linear(64, 128)
+
+    def forward(self, x):
+        return functional.silu(self.gate(x)) * self.up(x)
+
+
+@pytest.mark.parametrize(
+    ("layer", "beside"),
+    [
+        (nn.Sequential(nn.Linear(64, 128), nn.GELU()), 0),
+        (Gated(), 1),  # the activation
+        # x / 2 and, of the other factor, an argument and its result.
+        (nn.Sequential(nn.Linear(64, 128), HandWrittenGelu()), 2),
+    ],
+    ids=["gelu", "gated", "by hand"],
+)
+def test_what_is_allocated_beside_a_derived_tensor(device, layer, beside):
+    model = nn.Sequential(layer, nn.Linear(128, 8)).to(device)
+    x = torch.randn(256, 64, device=device)
+    fold = backfold.Controller(model, bits=None, min_bytes=0)
+    report = after(1, fold, lambda: model(x))
+    (site,) = sites(report, module="1", kind="derived")
+    assert site["transient_bytes"] == beside * 256 * 128 * 4
 
 
 def test_sums_agree_with_a_count_of_what_autograd_saves(device):

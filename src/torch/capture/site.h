@@ -86,6 +86,7 @@ struct Ledger {
   c10::SmallVector<const Operator*, 4> recipe;
   const Site* source = nullptr;
   std::int64_t moved_bytes = 0;
+  std::int64_t transient_bytes = 0;  // beside the tensor while it is made, at most
   // Of a tensor that is made again: what packets of its own would hold beyond what is held for it
   // now, the bytes that packing and unpacking them would move, and where.
   std::int64_t spared_bytes = 0;

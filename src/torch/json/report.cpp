@@ -28,6 +28,7 @@ Json row_as_json(const ReportRow& row) {
           {"recipe", row.recipe},
           {"source", row.source},
           {"moved_bytes", row.moved_bytes},
+          {"transient_bytes", row.transient_bytes},
           {"spared_bytes", row.spared_bytes},
           {"spared_ms", row.spared_ms}};
 }

@@ -11,9 +11,11 @@
 namespace backfold::torch_layer {
 namespace {
 
-void note_recipe(Ledger& ledger, const Effort& effort, std::int64_t bytes) {
+void note_recipe(Ledger& ledger, const Derived& made, std::int64_t bytes) {
+  const Effort& effort = made.effort();
   ledger.recipe = effort.operators;
   ledger.moved_bytes += effort.moved_for(bytes);
+  ledger.transient_bytes = std::max(ledger.transient_bytes, effort.transient_for(made.bytes()));
   std::int64_t most = -1;
   for (const auto& [kept, leaf] : effort.leaves) {
     if (leaf.bytes <= most) continue;
@@ -164,7 +166,7 @@ Saved Store::observe(Saving& saving, Tracked& tracked) {
   // Before it is held itself, which would be the shortest way.
   const auto made = derivation_of(saving.tensor, saving.site);
   Saved held = hold(saving, tracked, Kind::kRaw, saving.demand.reason);
-  if (made) note_recipe(saving.site.ledger, made->effort(), saving.bytes);
+  if (made) note_recipe(saving.site.ledger, *made, saving.bytes);
   return held;
 }
 
@@ -223,7 +225,7 @@ std::optional<Saved> Store::derive(Saving& saving, Tracked& tracked) {
   const std::int64_t instead = known ? 0 : effort.instead();
   ledger.held_bytes += instead;
   describe(ledger, Kind::kDerived, effort.rounded ? effort.bits : 0, "made again", instead);
-  note_recipe(ledger, effort, saving.bytes);
+  note_recipe(ledger, *made, saving.bytes);
   note_spared(saving, *value, effort, instead);
   note_roots(saving.site, made->roots());
   if (saving.site.root) {

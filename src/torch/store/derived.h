@@ -56,6 +56,9 @@ struct Effort {
   bool rounded = false;                                      // some leaf is
   bool one_pass = true;                                      // as far as the operators tell
   int bits = 16;                                             // the fewest of a rounded one
+  // Bytes that are allocated at most while its operators run one after the other, the result
+  // included, and of the largest tensor among those.
+  std::int64_t peak = 0, largest = 0;
 
   // Adds one that is not there yet.
   void add_leaf(const void* kept, const Leaf& leaf);
@@ -64,6 +67,8 @@ struct Effort {
   std::int64_t instead() const;
   // Bytes that making a result of so many moves: in one pass, packets are read and it is written.
   std::int64_t moved_for(std::int64_t result) const;
+  // Bytes that are allocated beyond the result while it is made.
+  std::int64_t transient_for(std::int64_t result) const;
   void add(const Effort& other);
 };
 
@@ -115,6 +120,7 @@ class Derived {
   void forget_original();
 
   const Effort& effort() const { return effort_; }
+  std::int64_t bytes() const { return bytes_of(making_.view, making_.type); }
   // The sites whose packets it is made from, each once.
   std::vector<Site*> roots() const;
 

@@ -3,9 +3,9 @@
 // What a tensor can be made again from.
 //
 // A chain of recipes leads from a tensor to what is kept: packets and references of earlier saves,
-// parameters, and memory that is still alive and smaller. It is bounded in operators, large sources
-// and bytes moved: where a packet of its own would be made and read in half the time, a tensor has
-// one, unless the user asked for a number of bytes.
+// parameters, and memory that is still alive and smaller. It is bounded in operators, large
+// sources, bytes allocated on the way and bytes moved: where a packet of its own would be made and
+// read in half the time, a tensor has one, unless the user asked for a number of bytes.
 
 #include <algorithm>
 
@@ -23,6 +23,27 @@ constexpr std::int64_t kMostBytesMoved = 64;  // times the bytes of the tensor
 constexpr std::int64_t kWorthItsTime = 6;
 // Large ones. A product has two; each residual connection that a chain runs through adds one.
 constexpr int kMostSources = 2;
+// Tensors, of the chain's largest, that may be alive beside the result while it is made.
+constexpr std::int64_t kMostBeside = 2;
+
+// What is allocated for a source of a recipe: to make it, at most, and as long as it is there.
+struct Allocated {
+  std::int64_t peak = 0, bytes = 0, largest = 0;
+};
+
+Allocated allocated_for(const Source& source) {
+  if (const auto* packet = std::get_if<std::shared_ptr<SharedPacket>>(&source.kept)) {
+    const std::int64_t bytes =
+        (*packet)->span().count * static_cast<std::int64_t>(c10::elementSize(source.type));
+    return {bytes, bytes, bytes};
+  }
+  if (const auto* derived = std::get_if<std::shared_ptr<Derived>>(&source.kept)) {
+    const std::int64_t bytes = (*derived)->bytes();
+    const Effort& effort = (*derived)->effort();
+    return {bytes + effort.transient_for(bytes), bytes, std::max(bytes, effort.largest)};
+  }
+  return {};  // a reference
+}
 
 }  // namespace
 
@@ -37,6 +58,18 @@ std::int64_t Effort::moved_for(std::int64_t result) const {
   std::int64_t bytes = result;
   for (const auto& [kept, leaf] : leaves) bytes += leaf.packed > 0 ? leaf.packed : leaf.bytes;
   return bytes;
+}
+
+std::int64_t Effort::transient_for(std::int64_t result) const {
+  if (!rounded || !one_pass) return peak - result;
+  // One packet is decoded into the result; others are made first.
+  std::int64_t others = 0, most = 0;
+  for (const auto& [kept, leaf] : leaves) {
+    if (leaf.packed == 0) continue;
+    others += leaf.bytes;
+    most = std::max(most, leaf.bytes);
+  }
+  return others - most;
 }
 
 void Effort::add_leaf(const void* kept, const Leaf& leaf) {
@@ -168,6 +201,7 @@ std::vector<Source> Store::sources_of(const Value& value, const Need& need, Effo
   sources.reserve(value.inputs.size());
   effort.operators.push_back(&op);
   effort.one_pass &= op.recipe->fused != Recipe::Fused::kNone;
+  std::int64_t made = 0;  // bytes of the sources so far
   for (const Value::Input& input : value.inputs) {
     Need of_input = need;
     of_input.exact |= input.position >= arguments ||
@@ -177,10 +211,16 @@ std::vector<Source> Store::sources_of(const Value& value, const Need& need, Effo
         of_input.rows = rows_of(*call, input.view.sizes, input.view.strides);
     auto source = source_of(input, of_input, effort);
     if (!source) return {};
+    const Allocated allocated = allocated_for(*source);
+    effort.peak = std::max(effort.peak, made + allocated.peak);
+    effort.largest = std::max(effort.largest, allocated.largest);
+    made += allocated.bytes;
     sources.push_back(std::move(*source));
     effort.bytes_moved += bytes_of(input.view, input.type);
   }
   const std::int64_t bytes = bytes_of(value.view, value.type);
+  effort.peak = std::max(effort.peak, made + bytes);
+  effort.largest = std::max(effort.largest, bytes);
   effort.bytes_moved += bytes;
   const auto large = std::count_if(effort.leaves.begin(), effort.leaves.end(),
                                    [&](const auto& one) { return 4 * one.second.bytes > bytes; });
@@ -188,6 +228,7 @@ std::vector<Source> Store::sources_of(const Value& value, const Need& need, Effo
   const bool affordable =
       effort.operators.size() <= kMostOperations && large <= kMostSources &&
       effort.bytes_moved <= (hurries ? kWorthItsTime : kMostBytesMoved) * bytes &&
+      effort.transient_for(bytes) <= kMostBeside * effort.largest &&
       effort.instead() <= need.instead;
   return affordable ? std::move(sources) : std::vector<Source>();
 }
