@@ -11,6 +11,7 @@
 #include <c10/core/DeviceGuard.h>
 
 #include <algorithm>
+#include <numeric>
 
 #include "torch/capture/undisturbed.h"
 #include "torch/reads/recipes.h"
@@ -110,6 +111,32 @@ at::Tensor Source::get() const {
   return std::visit(Get{*this}, kept);
 }
 
+Allocated allocated_for(const Source& source) {
+  if (const auto* packet = std::get_if<std::shared_ptr<SharedPacket>>(&source.kept)) {
+    const std::int64_t bytes =
+        (*packet)->span().count * static_cast<std::int64_t>(c10::elementSize(source.type));
+    return {bytes, bytes, bytes};
+  }
+  if (const auto* derived = std::get_if<std::shared_ptr<Derived>>(&source.kept)) {
+    const std::int64_t bytes = (*derived)->bytes();
+    const Effort& effort = (*derived)->effort();
+    return {bytes + effort.transient_for(bytes), bytes, std::max(bytes, effort.largest)};
+  }
+  return {};  // a reference
+}
+
+c10::SmallVector<std::size_t, 4> by_what_they_take(c10::ArrayRef<Source> sources) {
+  c10::SmallVector<std::size_t, 4> order(sources.size());
+  std::iota(order.begin(), order.end(), 0);
+  const auto beside = [&](std::size_t i) {
+    const Allocated allocated = allocated_for(sources[i]);
+    return allocated.peak - allocated.bytes;
+  };
+  std::stable_sort(order.begin(), order.end(),
+                   [&](std::size_t a, std::size_t b) { return beside(a) > beside(b); });
+  return order;
+}
+
 at::Tensor run_again(const Derived::Making& making, c10::ArrayRef<at::Tensor> sources,
                      const at::Tensor& bits, bool rounded) {
   const Undisturbed undisturbed;
@@ -178,8 +205,9 @@ c10::Storage Derived::run() const {
   const AsBefore as_before(flags_);
   if (effort_.rounded)
     if (auto made = run_in_one_pass()) return *made;
-  std::vector<at::Tensor> tensors;
-  for (const Source& source : making_.sources) tensors.push_back(checked(source));
+  std::vector<at::Tensor> tensors(making_.sources.size());
+  for (const std::size_t i : by_what_they_take(making_.sources))
+    tensors[i] = checked(making_.sources[i]);
   const at::Tensor bits = making_.bits && effort_.rounded ? making_.bits->get() : at::Tensor();
   return run_again(making_, tensors, bits, effort_.rounded).storage();
 }

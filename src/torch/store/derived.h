@@ -83,6 +83,17 @@ struct RunFlags {
   bool operator==(const RunFlags&) const = default;
 };
 
+// What is allocated for a source: to make it, at most; as long as it is there; and for the largest
+// tensor on the way.
+struct Allocated {
+  std::int64_t peak = 0, bytes = 0, largest = 0;
+};
+Allocated allocated_for(const Source& source);
+
+// Positions of sources in the order in which making them takes least memory: first what needs most
+// beside itself.
+c10::SmallVector<std::size_t, 4> by_what_they_take(c10::ArrayRef<Source> sources);
+
 class Derived {
  public:
   struct Making {

@@ -26,25 +26,6 @@ constexpr int kMostSources = 2;
 // Tensors, of the chain's largest, that may be alive beside the result while it is made.
 constexpr std::int64_t kMostBeside = 2;
 
-// What is allocated for a source of a recipe: to make it, at most, and as long as it is there.
-struct Allocated {
-  std::int64_t peak = 0, bytes = 0, largest = 0;
-};
-
-Allocated allocated_for(const Source& source) {
-  if (const auto* packet = std::get_if<std::shared_ptr<SharedPacket>>(&source.kept)) {
-    const std::int64_t bytes =
-        (*packet)->span().count * static_cast<std::int64_t>(c10::elementSize(source.type));
-    return {bytes, bytes, bytes};
-  }
-  if (const auto* derived = std::get_if<std::shared_ptr<Derived>>(&source.kept)) {
-    const std::int64_t bytes = (*derived)->bytes();
-    const Effort& effort = (*derived)->effort();
-    return {bytes + effort.transient_for(bytes), bytes, std::max(bytes, effort.largest)};
-  }
-  return {};  // a reference
-}
-
 }  // namespace
 
 std::int64_t Effort::instead() const {
@@ -201,7 +182,6 @@ std::vector<Source> Store::sources_of(const Value& value, const Need& need, Effo
   sources.reserve(value.inputs.size());
   effort.operators.push_back(&op);
   effort.one_pass &= op.recipe->fused != Recipe::Fused::kNone;
-  std::int64_t made = 0;  // bytes of the sources so far
   for (const Value::Input& input : value.inputs) {
     Need of_input = need;
     of_input.exact |= input.position >= arguments ||
@@ -211,16 +191,19 @@ std::vector<Source> Store::sources_of(const Value& value, const Need& need, Effo
         of_input.rows = rows_of(*call, input.view.sizes, input.view.strides);
     auto source = source_of(input, of_input, effort);
     if (!source) return {};
-    const Allocated allocated = allocated_for(*source);
-    effort.peak = std::max(effort.peak, made + allocated.peak);
-    effort.largest = std::max(effort.largest, allocated.largest);
-    made += allocated.bytes;
     sources.push_back(std::move(*source));
     effort.bytes_moved += bytes_of(input.view, input.type);
   }
   const std::int64_t bytes = bytes_of(value.view, value.type);
+  effort.peak = effort.largest = bytes;
+  std::int64_t made = 0;  // bytes of the sources so far
+  for (const std::size_t i : by_what_they_take(sources)) {
+    const Allocated allocated = allocated_for(sources[i]);
+    effort.peak = std::max(effort.peak, made + allocated.peak);
+    effort.largest = std::max(effort.largest, allocated.largest);
+    made += allocated.bytes;
+  }
   effort.peak = std::max(effort.peak, made + bytes);
-  effort.largest = std::max(effort.largest, bytes);
   effort.bytes_moved += bytes;
   const auto large = std::count_if(effort.leaves.begin(), effort.leaves.end(),
                                    [&](const auto& one) { return 4 * one.second.bytes > bytes; });
