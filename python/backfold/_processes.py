@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import datetime
 import warnings
 from typing import Any
@@ -77,7 +78,7 @@ class Processes:
         sent = sent.to(self._device)
         heard = [torch.empty_like(sent) for _ in range(self.size)]
         distributed.all_gather(heard, sent, group=self._group)
-        return [bytes(one[:count].cpu().numpy()) for one, count in zip(heard, counts, strict=True)]
+        return [_bytes_of(one[:count].cpu()) for one, count in zip(heard, counts, strict=True)]
 
     def _new_group(self) -> tuple[Any, torch.device]:
         """With gloo if torch has it, so that no GPU is waited for."""
@@ -92,6 +93,10 @@ class Processes:
         if has_gloo:
             return group, torch.device("cpu")
         return group, torch.device("cuda", torch.cuda.current_device())
+
+
+def _bytes_of(tensor: torch.Tensor) -> bytes:
+    return ctypes.string_at(tensor.data_ptr(), tensor.numel())  # NumPy may not be there
 
 
 def _timeout_of(group: Any) -> datetime.timedelta | None:

@@ -7,12 +7,11 @@
 #include <utility>
 
 #include "base/rng.h"
+#include "torch/plan/bundles.h"
 #include "torch/plan/sample_plan.h"
 
 namespace backfold::torch_layer {
 namespace {
-
-constexpr int kNoisyBelow = 3;  // bits at which errors multiply each other
 
 int uniform_width_of(const State& state) {
   const Planning& planning = state.planning;

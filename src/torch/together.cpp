@@ -10,6 +10,7 @@
 
 #include "torch/introduction.h"
 #include "torch/json/state.h"
+#include "torch/plan/bundles.h"
 #include "torch/plan/combine.h"
 #include "torch/plan/sample_plan.h"
 #include "torch/state.h"
@@ -28,7 +29,9 @@ std::vector<Json> meet(State& state, const char* about, Json message) {
   Together& together = state.together;
   message["about"] = about;
   message["entry"] = together.entries;
-  const std::vector<std::string> sent = together.gather(message.dump());
+  // An error's text may be in any encoding.
+  const std::vector<std::string> sent =
+      together.gather(message.dump(-1, ' ', false, Json::error_handler_t::replace));
   TORCH_CHECK(static_cast<int>(sent.size()) == together.size, "gather must return what each of ",
               together.size, " processes sent, got ", sent.size(), " answers");
   std::vector<Json> heard;
@@ -209,7 +212,8 @@ Outcome plan_together(State& state, const Failure& failure) {
   planning.gradient_energy = together.gradient_energy;
   planning.outgrown = false;
   // Errors at few bits depend on the plan in force, so the first plan is made twice.
-  if (first && noisy_width(state)) state.turns.again = true;
+  const int uniform = uniform_width(agreed, together.reference, *planning.target, together.steps);
+  if (first && uniform < kNoisyBelow) state.turns.again = true;
   state.together.between_looks = kFirstLook;
   state.together.next_look = state.together.entries + kFirstLook;
   return outcome;
@@ -220,6 +224,9 @@ void measure_together(State& state, const std::function<int()>& measure) {
   std::exception_ptr error;
   try {
     measure();
+  } catch (const c10::Error& raised) {
+    error = std::current_exception();
+    failure.why = raised.what_without_backtrace();
   } catch (const std::exception& raised) {
     error = std::current_exception();
     failure.why = raised.what();

@@ -187,6 +187,23 @@ def test_a_resumed_run_is_bitwise_the_same(shared):
             assert plan == other == results[0][4]
 
 
+def with_saved_plan(rank, path):
+    parallel, fold = built("DDP", network(), bits=3)
+    plain_steps(parallel, fold, rank, 1, 4)
+    if rank == 0:
+        fold.save_plan(path)
+    distributed.barrier()
+    parallel, other = built("DDP", parallel.module, plan=path)
+    plain_steps(parallel, other, rank, 1, 2)
+    bits = {name: site["bits"] for name, site in fold.plan()["sites"].items()}
+    return bits, {name: site["bits"] for name, site in other.plan()["sites"].items()}
+
+
+def test_a_plan_that_one_process_saves_serves_all(tmp_path):
+    for made, loaded in returned(run(with_saved_plan, 2, str(tmp_path / "plan.json"))):
+        assert made and loaded == made
+
+
 def joined(rank):
     parallel, fold = built("DDP", network(), bits=4)
     steps = 3 + 4 * rank
