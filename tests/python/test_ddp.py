@@ -243,6 +243,55 @@ def test_what_one_process_meets_is_measured_by_all():
     assert not known[5] and known[15]  # they look after ten entries
 
 
+def growing(rank):
+    """The batches of rank 1 become twice as large at step 6."""
+    parallel, fold = built("DDP", network(), budget=9000)
+    plans, steps = [], []
+
+    def note(step):
+        sites = fold.plan()["sites"].items()
+        plans.append({name: (site["bits"], site["layout"]) for name, site in sites})
+        steps.append((fold.report().to_dict()["plan"] or {}).get("step"))
+
+    def larger(rank, step):
+        return batch(rank, step, rows=40 if rank == 1 and step >= 60 else 20)
+
+    train(parallel, fold, rank, 14, after=note, batch=larger)
+    return plans, steps
+
+
+def test_a_larger_step_of_one_process_is_planned_for_by_all():
+    first, second = returned(run(growing, 2))
+    assert first == second
+    plans, steps = first
+    assert steps == [None] * 2 + [2] * 10 + [12] * 2  # the tenth entry after the plan
+    assert plans[12] != plans[11]
+
+
+def by_gact(rank):
+    parallel = DistributedDataParallel(network())
+    fold = backfold.controller(parallel, opt_level="L2", min_bytes=0, probe_steps=(2, 5))
+    fold.install_hook()
+    plans = []
+    for step in range(1, 7):
+        x, y = batch(rank, step)
+
+        def forward_backward(x=x, y=y):
+            functional.cross_entropy(parallel(x), y).backward()
+
+        forward_backward()
+        fold.iterate(forward_backward)
+        plans.append(fold.fold.plan())
+    fold.uninstall_hook()
+    return plans
+
+
+def test_programs_written_for_gact_plan_together():
+    first, second = returned(run(by_gact, 2))
+    assert first == second
+    assert len({json.dumps(plan) for plan in first}) == 3  # none, and two
+
+
 def empty_step(rank):
     model = network()
     parallel, fold = built("model", model, bits=4)
