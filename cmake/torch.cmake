@@ -60,6 +60,7 @@ add_library(backfold_torch SHARED
   src/torch/bandwidth.cpp
   src/torch/calibrate.cpp
   src/torch/controller.cpp
+  src/torch/introduction.cpp
   src/torch/levels.cpp
   src/torch/listing.cpp
   src/torch/ops.cpp
@@ -68,6 +69,7 @@ add_library(backfold_torch SHARED
   src/torch/report.cpp
   src/torch/state.cpp
   src/torch/step.cpp
+  src/torch/together.cpp
   src/torch/turns.cpp
   src/torch/capture/calls.cpp
   src/torch/capture/entry.cpp
@@ -89,6 +91,7 @@ add_library(backfold_torch SHARED
   src/torch/json/site.cpp
   src/torch/json/state.cpp
   src/torch/plan/bundles.cpp
+  src/torch/plan/combine.cpp
   src/torch/plan/gradient_sketch.cpp
   src/torch/plan/guard.cpp
   src/torch/plan/noise.cpp

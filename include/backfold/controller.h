@@ -83,10 +83,15 @@ struct ControllerOptions {
   // Called every 100 steps with the error that the plan expects / the gradient's own variance from
   // step to step. Above 0.1, a warning says which target is enough.
   std::function<void(double)> on_noise = {};
-  // For several processes that train one model: called before each plan with the measurements of
-  // this process, in JSON, one object per place in the order of their names. Returns the
-  // measurements to plan with, which should be the same in all processes.
-  std::function<std::string(const std::string&)> combine = {};
+  // For several processes that train one model, each with its own part of the data. Each rounds
+  // differently, by its rank. With `gather` they also plan together: all of them measure at the
+  // same entries of their scopes, and have the same plan from the same entry on. It sends bytes to
+  // all processes, waits for theirs and returns what each sent, in the order of ranks; c10d's and
+  // MPI's all-gather do that. It is called at a few entries only, always by all processes, which
+  // must enter their scopes equally often with gradients enabled.
+  int rank = 0;
+  int world_size = 1;
+  std::function<std::vector<std::string>(const std::string&)> gather = {};
 };
 
 // The number of bytes in "6GiB", "800 MB" or "1.5e9". Raises ValueError naming the argument that
@@ -127,7 +132,7 @@ class Controller {
   // accordingly. `step` runs forward and backward; it is called twice (four times for the first
   // plan below 3 bits), outside of any scope, and once more if there was no scope yet. Parameters,
   // gradients, buffers and generators are restored. Raises ValueError if no plan meets the budget,
-  // or if `step` does not run backward.
+  // or if `step` does not run backward. Processes that plan together call it together.
   void calibrate(const std::function<void()>& step);
 
   // Says which samples of a data set of `count` samples the batch of the next scope holds: int64,

@@ -17,11 +17,12 @@ import torch
 from backfold import _C
 from backfold._call_state import undone
 from backfold._check import CheckResult, check_gradients
-from backfold._listing import kept_paths, named_tensors, require_kernels
+from backfold._listing import is_sharded, kept_paths, named_tensors, require_kernels
 from backfold._module_hooks import cuda_device, module_hooks
 from backfold._options import UNSET, Unset, probe_options, target_options
 from backfold._policy import menu_of, places, rules_of, warn_of_unmatched
 from backfold._probes import Probes
+from backfold._processes import Processes, group_of, is_distributed, is_group, is_uneven
 from backfold._report import Report
 from backfold.codecs import Codec
 
@@ -77,8 +78,9 @@ class Controller:
             whenever tensors appear that the plan does not know.
         probe_fraction: part of the batch that is run again.
         replay: False for a model whose call has side effects that must not happen twice.
-        sync: must be False to plan under torch.distributed, where each process then plans on its
-            own.
+        sync: under torch.distributed, the processes that plan together: True for those of the
+            model's DistributedDataParallel or else all, or a process group. They must enter the
+            block equally often with gradients enabled. False lets each process plan on its own.
         on_noise: called every 100 steps with the error that the plan expects / the gradient's own
             variance from step to step. Above 0.1, a warning says which target is enough.
     """
@@ -103,7 +105,7 @@ class Controller:
         probe_every: int | None = 1000,
         probe_fraction: float = 0.25,
         replay: bool = True,
-        sync: bool = True,
+        sync: bool | torch.distributed.ProcessGroup = True,
         on_noise: Callable[[float], None] | None = None,
     ) -> None:
         if model is not None and not isinstance(model, torch.nn.Module):
@@ -113,6 +115,8 @@ class Controller:
                 raise TypeError(f"{name} must be an int, got {value!r}")
         if not isinstance(derive, bool):
             raise TypeError(f"derive must be True or False, got {derive!r}")
+        if not isinstance(sync, bool) and not is_group(sync):
+            raise TypeError(f"sync must be True, False or a process group, got {sync!r}")
         if not 0 <= seed < 2**64:
             raise ValueError(f"seed must be from 0 to 2**64 - 1, got {seed}")
         if on_noise is not None and not callable(on_noise):
@@ -133,12 +137,6 @@ class Controller:
             "menu": menu_of(menu),
         }
         self._core = _C.Controller(core)
-        if self._core.adaptive and given is None and sync and _is_distributed():
-            raise ValueError(
-                "sync=True would combine measurements across processes, which Backfold does not "
-                "support yet; use sync=False to let each process plan on its own, or "
-                "adaptive=False or plan=, which measure nothing"
-            )
         keep = (keep,) if isinstance(keep, (str, torch.nn.Module)) else tuple(keep)
         # Used to make copies.
         self._options = {
@@ -165,12 +163,24 @@ class Controller:
         self._model = model
         self._keep = keep
         self._held_open = 0  # by calibrate(), and by blocks inside it
+        self._sync = sync
+        self._joined = False  # the other processes, if there are any
         self._list_model()
         self._probes: Probes | None = None
         if given is not None:
             self._core.load_plan(given)
         elif self._core.adaptive:
             self._probes = Probes(self._core, model, probes["probe_fraction"], replay)
+        self._join()
+
+    def _join(self) -> None:
+        """Finds the other processes, which may be started after the controller is built."""
+        if self._joined or not is_distributed():
+            return
+        processes = Processes(group_of(self._model, self._sync) if self._sync else None)
+        together = self._sync is not False and self._probes is not None
+        self._core.join(processes.rank, processes.size, processes.gather if together else None)
+        self._joined = True
 
     def _list_model(self) -> None:
         modules = dict(self._model.named_modules()) if self._model is not None else {}
@@ -178,20 +188,28 @@ class Controller:
         rules = places(self._rules, modules)
         tensors = named_tensors(self._model)
         require_kernels(tensors)
+        self._core.sharded = is_sharded(self._model)
         self._core.list_model(
             [(module, path, path in kept, rules[path]) for path, module in modules.items()], tensors
         )
+
+    def _sharded_since(self) -> bool:
+        """Whether parameters were replaced by shards after they were listed."""
+        return self._core.steps == 0 and not self._core.sharded and is_sharded(self._model)
 
     # A model may own its controller. Copies and pickles of it continue with the state of the
     # original, as from a checkpoint; fresh ones would measure and round as at step 1. While a copy
     # is made its model is incomplete, so the controller is built when it is first used.
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"options": self._options, "state": self.state_dict()}
+        # Process groups belong to this process.
+        sync = self._options["sync"] is not False
+        return {"options": {**self._options, "sync": sync}, "state": self.state_dict()}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Controller:
         made = object.__new__(type(self))
         memo[id(self)] = made
+        memo[id(self._sync)] = self._sync
         # A pending probe stays with the original; the copy starts another.
         state = {"options": self._options, "state": self._state()}
         made.__setstate__(copy.deepcopy(state, memo))
@@ -218,11 +236,12 @@ class Controller:
             self._held_open += 1
             return self
         self._core.expect_enterable()
+        self._join()
         device = cuda_device()
-        if self._model is not None and self._core.stale:
+        if self._model is not None and (self._core.stale or self._sharded_since()):
             self._list_model()
         try:
-            if self._probes is not None:
+            if self._probes is not None and not is_uneven(self._model):
                 self._probes.before_step()
             watch = self._core.wants_modules()
             self._core.enter(device)
@@ -281,7 +300,8 @@ class Controller:
         It is called twice, or four times for the first plan below 3 bits, and once more if the
         controller has seen no step yet. With ``method="exact"``, the reference that the probe is
         tested against, it is called several times for every tensor.
-        The model, its gradients and the generators are restored afterwards.
+        The model, its gradients and the generators are restored afterwards. Processes that plan
+        together call it together.
         """
         if not callable(step):
             raise TypeError(f"step must be callable, got {type(step).__name__}")
@@ -290,6 +310,7 @@ class Controller:
         if self._probes is None:
             raise ValueError("calibrate needs a Controller with adaptive=True and without plan=")
         self._probes.forget()
+        self._join()
 
         def run() -> None:
             with undone(self._model) if self._model is not None else nullcontext():
@@ -297,10 +318,9 @@ class Controller:
 
         self._held_open = 1  # entering the block inside `step` does nothing
         try:
-            self._core.calibrate(run, [], 1.0, method == "exact")
+            self._core.calibrate_and_plan(run, method == "exact")
         finally:
             self._held_open = 0
-        self._core.replan()
 
     def plan(self) -> dict[str, Any]:
         """Width and layout of every place that saves tensors, and why, as JSON values."""
@@ -320,6 +340,7 @@ class Controller:
         return self._state()
 
     def _state(self) -> dict[str, Any]:
+        self._join()
         if self._probes is not None:
             self._probes.before_state()
         return self._core.state()
@@ -328,6 +349,7 @@ class Controller:
         """Continues from a `state_dict()` of the same model."""
         if not isinstance(state, dict) or "sites" not in state:
             raise TypeError("state must be a dict returned by state_dict()")
+        self._join()
         if self._probes is not None:
             self._probes.before_state()
         self._core.load_state(state)
@@ -349,15 +371,6 @@ class Controller:
             return check_gradients(self, self._model, step, repeats)
         finally:
             self._core.pause_guard(False)
-
-
-def _is_distributed() -> bool:
-    distributed = torch.distributed
-    return (
-        distributed.is_available()
-        and distributed.is_initialized()
-        and distributed.get_world_size() > 1
-    )
 
 
 def _plan_text(plan: str | os.PathLike[str] | dict[str, Any]) -> str:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import fnmatch
+import sys
 
 import torch
 
@@ -19,6 +20,14 @@ def require_kernels(tensors: list[tuple[str, torch.Tensor, bool]]) -> None:
                 "Build it on a machine with a CUDA toolkit (nvcc): pip install "
                 "--no-build-isolation ."
             )
+
+
+def is_sharded(model: torch.nn.Module | None) -> bool:
+    """Whether parameters are parts of tensors that several processes hold (FSDP2)."""
+    tensor = sys.modules.get("torch.distributed.tensor")  # there are none before it is imported
+    if model is None or tensor is None:
+        return False
+    return any(isinstance(parameter, tensor.DTensor) for parameter in model.parameters())
 
 
 def named_tensors(model: torch.nn.Module | None) -> list[tuple[str, torch.Tensor, bool]]:

@@ -10,11 +10,12 @@ from typing import Any
 import torch
 
 from backfold import _C
+from backfold._listing import is_sharded
 from backfold._replay import ModelCall, Recorder, record_whole, records_whole
 
 
 def _can_run_again(model: torch.nn.Module) -> bool:
-    """False if parameters are shards of tensors that several processes hold."""
+    """False if parameters are of classes of their own."""
     return all(type(p) in (torch.Tensor, torch.nn.Parameter) for p in model.parameters())
 
 
@@ -33,6 +34,8 @@ class Probes:
     ) -> None:
         self._core = core
         self._model = model if replay and model is not None and _can_run_again(model) else None
+        if replay and is_sharded(model):
+            self._model = model  # to say so when the first turn comes
         self._fraction = fraction
         self._told_changed: set[str] = set()
         self._recorder: Recorder | None = None
@@ -41,8 +44,15 @@ class Probes:
 
     def before_step(self) -> None:
         """Measures what the last step recorded, and records the next step if it is due."""
-        if self._core.should_measure(self._arrived()):
-            self._measure()
+        measure, replay, obstacle = self._core.resolve_turn(self._recorded())
+        if obstacle:
+            self._give_up(obstacle)
+        if measure:
+            self._measure(replay)
+        elif not self._core.turn_waits:
+            self._call = None  # another process could not be measured
+        if self._model is not None and self._core.sharded:  # perhaps since the last step
+            self._give_up("its parameters are shards, which other processes hold as well")
         if self._core.begin_turn(self._model is not None) and self._model is not None:
             self._recorder = ModelCall.watch(self._model, self._fraction, self._core.model_returned)
             self._call = self._recorder.__enter__()
@@ -73,8 +83,8 @@ class Probes:
 
     def settle(self) -> None:
         """Ensures that nothing waits, so that the state is complete."""
-        if self._core.settle_turn(self._arrived()):
-            self._measure()
+        if self._core.settle_turn(self._recorded()):
+            self._measure(self._call is not None and self._call.ready)
         else:
             self._call = None
 
@@ -90,9 +100,13 @@ class Probes:
         elif whole and self._model is not None:
             record_whole(self._model)
 
-    def _arrived(self) -> bool | None:
-        """Whether gradients have arrived at the outputs of the recorded call; None without one."""
-        return None if self._call is None else not self._call.waits
+    def _recorded(self) -> tuple[str, str]:
+        """What is known of the recorded call, and why it cannot be run again."""
+        if self._call is None:
+            return "nothing", ""
+        if self._call.waits:
+            return "waiting", ""
+        return ("complete", "") if self._call.ready else ("broken", self._call.reason)
 
     def _model_begins(self, *_: object) -> None:
         self._core.inside_model(True)
@@ -101,28 +115,28 @@ class Probes:
         self._core.inside_model(False)
 
     @torch.inference_mode(False)  # state_dict() may be called in it
-    def _measure(self) -> None:
+    def _measure(self, replay: bool) -> None:
         call, self._call = self._call, None
         gain = 0.0
         energy: float | None = None  # of the gradient
         moved: list[torch.Tensor | None] = []
         measured = 0
-        if call is not None and call.ready:
+        failure = "", False
+        if replay:
             try:
                 with call.untouched():
                     scale = 1 / call.share if call.sliced_gradients else call.share
-                    measured = self._core.calibrate(call.step(), call.input_leaves, scale, False)
+                    measured = self._core.calibrate(call.step(), call.input_leaves, scale)
                     gain, moved = call.gain, call.moved
                     energy = scale * call.gradient_energy
             except Exception as error:  # training goes on with the estimate of its own step
-                if call.share == 1:
-                    self._give_up(f"running it again failed: {error}")
-                else:
-                    self._core.watch_again()  # with the whole batch
+                failure = f"running it again failed: {error}", call.share < 1
             self._tell_changed(call.left_changed)
-        elif call is not None:
-            self._give_up(call.reason)
-        self._core.finish_turn(measured, gain, moved, energy)
+        obstacle, whole = self._core.finish_turn(measured, gain, moved, energy, failure)
+        if whole and self._model is not None:
+            record_whole(self._model)
+        if obstacle:
+            self._give_up(obstacle)
 
     def _tell_changed(self, names: Iterable[str]) -> None:
         new = [name for name in names if name not in self._told_changed]

@@ -19,6 +19,20 @@ namespace {
 
 namespace py = pybind11;
 
+// What was recorded of the step that was watched ("nothing", "waiting", "complete" or "broken"),
+// and why a broken call cannot be run again.
+using PyRecorded = std::pair<std::string, std::string>;
+
+torch_layer::Recorded recorded_of(const PyRecorded& recorded) {
+  using What = torch_layer::Recorded::What;
+  const auto& [what, obstacle] = recorded;
+  return {what == "waiting"    ? What::kWaiting
+          : what == "complete" ? What::kComplete
+          : what == "broken"   ? What::kBroken
+                               : What::kNothing,
+          obstacle};
+}
+
 // A controller whose block is entered and left by separate calls.
 class PyController {
  public:
@@ -58,6 +72,10 @@ class PyController {
     torch_layer::list_model(controller_.state(), parts, named);
   }
 
+  // Parameters are shards, which processes gather while modules run.
+  bool sharded() { return controller_.state().model.sharded; }
+  void set_sharded(bool sharded) { controller_.state().model.sharded = sharded; }
+
   bool wants_modules() { return torch_layer::wants_parts(controller_.state()); }
 
   // Raises like enter() if the block is open already or torch accepts no hooks.
@@ -87,10 +105,17 @@ class PyController {
 
   // Measures every site that `step` saves to. Returns their number.
   int calibrate(const std::function<void()>& step, const std::vector<at::Tensor>& leaves,
-                double scale, bool exactly) {
-    const auto measure = exactly ? torch_layer::calibrate_exactly : torch_layer::calibrate;
-    return measure(controller_.shared_state(), step, {leaves, scale});
+                double scale) {
+    return torch_layer::calibrate(controller_.shared_state(), step, {leaves, scale, false});
   }
+  // The same for a step that adds to the gradients, with a plan made of it.
+  void calibrate_and_plan(const std::function<void()>& step, bool exactly) {
+    torch::PyWarningHandler as_python_warnings;
+    const auto measure = exactly ? torch_layer::calibrate_exactly : torch_layer::calibrate;
+    torch_layer::measure_and_plan(controller_.state(),
+                                  [&] { return measure(controller_.shared_state(), step, {}); });
+  }
+
   void replan() {
     torch::PyWarningHandler as_python_warnings;
     torch_layer::replan(controller_.state());
@@ -100,26 +125,39 @@ class PyController {
   bool probe_is_due(std::int64_t step) {
     return torch_layer::probe_is_due(controller_.state(), step);
   }
-  bool should_measure(std::optional<bool> arrived) {
-    return torch_layer::should_measure(controller_.state(), arrived);
+  // (whether to measure, whether by running the model again, why that is never to be done).
+  std::tuple<bool, bool, std::string> resolve_turn(const PyRecorded& recorded) {
+    torch::PyWarningHandler as_python_warnings;
+    const torch_layer::Resolution found =
+        torch_layer::resolve_turn(controller_.state(), recorded_of(recorded));
+    return {found.measure, found.replay, found.obstacle};
   }
   bool begin_turn(bool model_runs_again) {
     torch::PyWarningHandler as_python_warnings;
-    torch_layer::look_if_due(controller_.state());
-    return torch_layer::begin_turn(controller_.state(), model_runs_again);
+    auto& state = controller_.state();
+    torch_layer::look_if_due(state);
+    if (!torch_layer::is_due(state)) return false;
+    torch_layer::begin_turn(state, model_runs_again);
+    return true;
   }
+  // Whether a step that was watched waits to be measured.
+  bool turn_waits() { return controller_.state().turns.waits; }
   void cancel_turn() { torch_layer::cancel_turn(controller_.state()); }
   void forget_turn() { torch_layer::forget_turn(controller_.state()); }
-  bool settle_turn(std::optional<bool> arrived) {
-    return torch_layer::settle_turn(controller_.state(), arrived);
+  bool settle_turn(const PyRecorded& recorded) {
+    return torch_layer::settle_turn(controller_.state(), recorded_of(recorded));
   }
-  void watch_again() { controller_.state().turns.again = true; }
-  void finish_turn(int measured, double rest, const std::vector<std::optional<at::Tensor>>& moved,
-                   std::optional<double> energy) {
+  // `failure` is why running the model again failed, and whether that was with a part of the batch.
+  // Returns why it is never to be run again, and whether it must be with its whole batch.
+  std::pair<std::string, bool> finish_turn(int measured, double rest,
+                                           const std::vector<std::optional<at::Tensor>>& moved,
+                                           std::optional<double> energy,
+                                           const std::pair<std::string, bool>& failure) {
     torch::PyWarningHandler as_python_warnings;
-    std::vector<at::Tensor> tangents;
-    for (const auto& one : moved) tangents.push_back(one.value_or(at::Tensor()));
-    torch_layer::finish_turn(controller_.state(), measured, rest, tangents, energy);
+    torch_layer::Replayed replayed{measured, rest, {}, energy, {failure.first, failure.second}};
+    for (const auto& one : moved) replayed.moved.push_back(one.value_or(at::Tensor()));
+    const torch_layer::Outcome outcome = torch_layer::finish_turn(controller_.state(), replayed);
+    return {outcome.obstacle, outcome.whole};
   }
 
   // Whether the model's call is run again, and whether with its whole batch.
@@ -151,13 +189,17 @@ class PyController {
   std::string plan() { return torch_layer::plan_as_json(controller_.state()); }
   void load_plan(const std::string& json) { torch_layer::take_plan(controller_.state(), json); }
 
-  void combine_tables_by(const py::function& combine) {
-    combine_ = combine;
-    auto& state = controller_.state();
-    state.planning.combine_tables = [this, &state](std::vector<torch_layer::SiteRecord>& records) {
-      const py::object sites = from_json(torch_layer::records_text(records, state.policy));
-      records = torch_layer::records_of_text(to_json(combine_(sites)), state.policy);
-    };
+  // `gather` sends bytes to all processes and returns the list of theirs; None if each plans on its
+  // own.
+  void join(int rank, int size, const py::object& gather) {
+    gather_ = gather;
+    torch_layer::Gather called;
+    if (!gather.is_none())
+      called = [this](const std::string& bytes) {
+        const py::gil_scoped_acquire gil;
+        return gather_(py::bytes(bytes)).cast<std::vector<std::string>>();
+      };
+    torch_layer::join(controller_.state(), rank, size, std::move(called));
   }
 
   bool unmet_samples() { return controller_.state().blocks.unmet_samples; }
@@ -171,13 +213,14 @@ class PyController {
   // For the garbage collector: a module may hold the controller that lists it.
   int traverse(visitproc visit, void* arg) const {
     for (const py::object& module : listed_) Py_VISIT(module.ptr());
-    Py_VISIT(combine_.ptr());
+    Py_VISIT(gather_.ptr());
     Py_VISIT(on_noise_.ptr());
     return 0;
   }
   void clear() {
     const auto listed = std::exchange(listed_, {});  // destroying them may lead back here
-    const auto combine = std::exchange(combine_, {});
+    controller_.state().together.gather = nullptr;
+    const auto gather = std::exchange(gather_, {});
     controller_.state().turns.on_noise = nullptr;
     const auto on_noise = std::exchange(on_noise_, {});
   }
@@ -186,7 +229,7 @@ class PyController {
   Controller controller_;
   std::optional<Controller::Scope> scope_;
   std::vector<py::object> listed_;
-  py::object combine_, on_noise_;
+  py::object gather_, on_noise_;
 };
 
 // The controller in an object; null until its constructor has finished.
@@ -227,6 +270,7 @@ void add_controller(py::module_& module) {
       .def(py::init<const py::dict&, bool>(), py::arg("options"), py::arg("observe_only") = false)
       .def_property_readonly("matched", &PyController::matched)
       .def("list_model", &PyController::list_model)
+      .def_property("sharded", &PyController::sharded, &PyController::set_sharded)
       .def("wants_modules", &PyController::wants_modules)
       .def("expect_enterable", &PyController::expect_enterable)
       .def("enter", &PyController::enter)
@@ -234,13 +278,14 @@ void add_controller(py::module_& module) {
       .def("report", &PyController::report)
       .def("calibrate", &PyController::calibrate)
       .def("replan", &PyController::replan)
+      .def("calibrate_and_plan", &PyController::calibrate_and_plan)
       .def("probe_is_due", &PyController::probe_is_due)
-      .def("should_measure", &PyController::should_measure)
+      .def("resolve_turn", &PyController::resolve_turn)
+      .def_property_readonly("turn_waits", &PyController::turn_waits)
       .def("begin_turn", &PyController::begin_turn)
       .def("cancel_turn", &PyController::cancel_turn)
       .def("forget_turn", &PyController::forget_turn)
       .def("settle_turn", &PyController::settle_turn)
-      .def("watch_again", &PyController::watch_again)
       .def("finish_turn", &PyController::finish_turn)
       .def_property_readonly("replay", &PyController::replay)
       .def("set_replay", &PyController::set_replay)
@@ -251,7 +296,7 @@ void add_controller(py::module_& module) {
       .def("load_state", &PyController::load_state)
       .def("plan", &PyController::plan)
       .def("sample_ids", &PyController::sample_ids)
-      .def("combine_tables_by", &PyController::combine_tables_by)
+      .def("join", &PyController::join)
       .def("load_plan", &PyController::load_plan)
       .def_property_readonly("unmet_samples", &PyController::unmet_samples)
       .def_property_readonly("adaptive", &PyController::adaptive)

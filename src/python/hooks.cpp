@@ -103,6 +103,7 @@ void add_hooks(py::module_& module) {
       py::reinterpret_steal<py::object>(PyCFunction_New(&begins_method, nullptr));
   module.attr("module_ends") =
       py::reinterpret_steal<py::object>(PyCFunction_New(&ends_method, nullptr));
+  torch_layer::recognise_parameters_by(is_parameter_object);
   torch_layer::set_hook_installer({
       [] {
         py::gil_scoped_acquire gil;

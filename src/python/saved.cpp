@@ -26,14 +26,17 @@ class Unlocked {
   std::optional<py::gil_scoped_release> released_;
 };
 
-// Whether Python has seen a tensor: what it has not is of no class of its own.
-bool has_object(const at::Tensor& tensor) {
-  const auto* slot = tensor.unsafeGetTensorImpl()->pyobj_slot();
-  if constexpr (requires { slot->load_pyobj(); }) {
-    return slot->load_pyobj() != nullptr;
+// A tensor's Python object, null if Python has not seen it. Needs no GIL.
+template <typename Slot>
+PyObject* object_in(const Slot& slot) {
+  if constexpr (requires { slot.load_pyobj(); }) {
+    return slot.load_pyobj();
   } else {
-    return true;  // earlier versions of torch do not tell
+    return slot.check_pyobj().value_or(nullptr);
   }
+}
+PyObject* object_of(const at::TensorBase& tensor) {
+  return object_in(*tensor.unsafeGetTensorImpl()->pyobj_slot());
 }
 
 bool has_attributes(PyObject* object) {
@@ -105,9 +108,18 @@ c10::SafePyObject safe(PyObject* owned) { return c10::SafePyObject(owned, getPyI
 
 }  // namespace
 
+bool is_parameter_object(const at::Tensor& tensor) {
+  const auto is_parameter = [](const at::TensorBase& one) {
+    PyObject* object = object_of(one);
+    return object && ParameterClass &&
+           Py_TYPE(object) == reinterpret_cast<PyTypeObject*>(ParameterClass);
+  };
+  return is_parameter(tensor) || (tensor.is_view() && is_parameter(tensor._base()));
+}
+
 PackedTensor::PackedTensor(const at::Tensor& tensor) {
   const char* obstacle = nullptr;
-  if (has_object(tensor)) {
+  if (object_of(tensor)) {  // what Python has not seen is of no class of its own
     const py::gil_scoped_acquire gil;
     auto object = py::reinterpret_steal<py::object>(THPVariable_Wrap(tensor));
     if (!object) throw python_error();

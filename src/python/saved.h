@@ -32,6 +32,9 @@ class PackedTensor {
   std::optional<torch_layer::Saved> saved_;
 };
 
+// Whether a tensor, or what it is a view of, is a torch.nn.Parameter in Python.
+bool is_parameter_object(const at::Tensor& tensor);
+
 // The pair of C functions that autograd's stack of hooks has while a block is entered.
 struct HookFunctions {
   PyObject* pack;

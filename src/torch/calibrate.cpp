@@ -100,7 +100,7 @@ void run(const std::shared_ptr<State>& state, const std::shared_ptr<Probe>& prob
 
 }  // namespace
 
-Snapshot::Snapshot(const State& state) {
+Snapshot::Snapshot(const State& state, bool accumulates) {
   const at::AutoGradMode no_grad(false);
   std::vector<at::Device> devices = {at::Device(at::kCPU)};
   for (const Parameter& parameter : state.model.parameters) {
@@ -110,7 +110,10 @@ Snapshot::Snapshot(const State& state) {
       devices.push_back(tensor.device());
     if (tensor.requires_grad()) {
       if (!tensor.is_leaf()) continue;
-      gradients_.emplace_back(tensor, tensor.grad());
+      Gradient& kept = gradients_.emplace_back(Gradient{tensor, tensor.grad(), {}});
+      if (accumulates && kept.gradient.defined() && kept.gradient.has_storage() &&
+          kept.gradient.storage().use_count() > 1)
+        kept.values = kept.gradient.variable_data().clone();
     } else if (parameter.buffer && tensor.has_storage()) {
       buffers_.push_back(tensor.variable_data());
       copies_.push_back(buffers_.back().clone());
@@ -125,8 +128,7 @@ Snapshot::Snapshot(const State& state) {
 }
 
 void Snapshot::forget_gradients() const {
-  for (const auto& [tensor, gradient] : gradients_)
-    at::Tensor(tensor).mutable_grad() = at::Tensor();
+  for (const Gradient& one : gradients_) at::Tensor(one.leaf).mutable_grad() = at::Tensor();
 }
 
 void Snapshot::rewind() const {
@@ -141,7 +143,11 @@ void Snapshot::rewind() const {
 
 Snapshot::~Snapshot() {
   rewind();
-  for (const auto& [tensor, gradient] : gradients_) at::Tensor(tensor).mutable_grad() = gradient;
+  const at::AutoGradMode no_grad(false);
+  for (const Gradient& one : gradients_) {
+    if (one.values.defined()) one.gradient.variable_data().copy_(one.values);
+    at::Tensor(one.leaf).mutable_grad() = one.gradient;
+  }
 }
 
 namespace {
@@ -183,7 +189,7 @@ constexpr const char* kNoBackward =
     "step must run backward, but the tensors that it saved for backward were never read";
 
 std::uint64_t seed_of(const State& state) {
-  return state.options.seed + static_cast<std::uint64_t>(state.blocks.steps);
+  return rounding_seed(state) + static_cast<std::uint64_t>(state.blocks.steps);
 }
 
 // The gradients that a pass left in the leaves.
@@ -219,7 +225,7 @@ std::optional<double> energy_of(const std::vector<at::Tensor>& gradients, double
 int calibrate(const std::shared_ptr<State>& state, const std::function<void()>& step,
               const CalibrateOptions& options) {
   const Paused paused(*state);
-  const Snapshot snapshot(*state);
+  const Snapshot snapshot(*state, options.accumulates);
   learn_sites(state, step, snapshot);
   const std::vector<at::Tensor> leaves = leaves_of(*state, options);
   const double epsilon = state->probing.epsilon = epsilon_for(*state, leaves);
@@ -239,8 +245,9 @@ int calibrate(const std::shared_ptr<State>& state, const std::function<void()>& 
     snapshot.rewind();
     return probe->finish(options.scale);
   };
-  // Errors at few bits depend on the plan in force, so the first plan is made twice.
-  const bool again = noisy_at && !state->planning.plan;
+  // Errors at few bits depend on the plan in force, so the first plan is made twice. Several
+  // processes measure in another turn for that.
+  const bool again = noisy_at && !state->planning.plan && !state->together.on();
   const int measured = measure();
   if (!again || measured == 0) return measured;
   replan(*state);
@@ -251,7 +258,7 @@ int calibrate_exactly(const std::shared_ptr<State>& state, const std::function<v
                       const CalibrateOptions& options) {
   constexpr std::uint64_t kDraws = 2;
   const Paused paused(*state);
-  const Snapshot snapshot(*state);
+  const Snapshot snapshot(*state, options.accumulates);
   learn_sites(state, step, snapshot);
   const std::vector<at::Tensor> leaves = leaves_of(*state, options);
   const auto probe = std::make_shared<Probe>(seed_of(*state), 0, 1);

@@ -20,6 +20,9 @@ struct CalibrateOptions {
   std::vector<at::Tensor> leaves;
   // Multiplies energies, to scale those of a part of the batch to the whole.
   double scale = 1;
+  // `step` may write to memory that gradients share with others, as those of
+  // DistributedDataParallel do with its buckets: they are copied then.
+  bool accumulates = true;
 };
 
 // `step` runs forward and backward. It is called twice, or four times for the first plan at few
@@ -38,7 +41,7 @@ int calibrate_exactly(const std::shared_ptr<State>& state, const std::function<v
 // Parameters, gradients, buffers and generators of a model as they are now.
 class Snapshot {
  public:
-  explicit Snapshot(const State& state);
+  explicit Snapshot(const State& state, bool accumulates = true);
   // Prepares another pass: restores buffers and generators, and clears gradients.
   void rewind() const;
   // Restores everything.
@@ -50,7 +53,11 @@ class Snapshot {
   void forget_gradients() const;
 
   std::vector<at::Tensor> buffers_, copies_;
-  std::vector<std::pair<at::Tensor, at::Tensor>> gradients_;  // leaf and gradient
+  struct Gradient {
+    at::Tensor leaf, gradient;
+    at::Tensor values;  // of one whose memory others have as well
+  };
+  std::vector<Gradient> gradients_;
   std::vector<std::pair<at::Generator, at::Tensor>> generators_;
 };
 

@@ -94,16 +94,14 @@ at::Tensor Controller::step(const std::function<at::Tensor(double)>& forward) {
 void Controller::calibrate(const std::function<void()>& step) {
   TORCH_CHECK(state_->planning.target, "calibrate needs an adaptive controller, without a plan");
   torch_layer::forget_turn(*state_);
-  torch_layer::calibrate(state_, step, {});
-  torch_layer::replan(*state_);
+  torch_layer::measure_and_plan(*state_, [&] { return torch_layer::calibrate(state_, step, {}); });
 }
 
 std::int64_t Controller::steps() const { return state_->blocks.steps; }
 Report Controller::report() const { return torch_layer::report_of(*state_); }
 
 void Controller::save(std::ostream& stream) {
-  if (torch_layer::settle_turn(*state_, std::nullopt))
-    torch_layer::finish_turn(*state_, 0, 0, {}, std::nullopt);
+  if (torch_layer::settle_turn(*state_, {})) torch_layer::finish_turn(*state_, {});
   write(stream, torch_layer::state_as_json(*state_));
 }
 

@@ -119,11 +119,7 @@ std::shared_ptr<State> state_for(const ControllerOptions& options) {
   state->turns.fraction = options.probe_fraction;
   state->turns.replays = options.replay;
   state->turns.on_noise = options.on_noise;
-  if (options.combine)
-    state->planning.combine_tables = [combine = options.combine,
-                                      &policy = state->policy](std::vector<SiteRecord>& records) {
-      records = records_of_text(combine(records_text(records, policy)), policy);
-    };
+  join(*state, options.rank, options.world_size, options.gather);
   if (!options.level.empty()) {
     const Level& level = level_named(options.level);
     TORCH_CHECK_VALUE(level.codecs.empty() || options.codec.empty(), "level='", options.level,

@@ -6,6 +6,8 @@
 
 #include <utility>
 
+#include "base/rng.h"
+#include "torch/plan/bundles.h"
 #include "torch/plan/sample_plan.h"
 
 namespace backfold::torch_layer {
@@ -14,16 +16,6 @@ namespace {
 int uniform_width_of(const State& state) {
   const Planning& planning = state.planning;
   return uniform_width(*state.sites, planning.reference, *planning.target, state.blocks.steps);
-}
-
-// The most error that a plan may expect, from the energy of the gradient. Gradients shrink in the
-// first steps, and a plan that meets one of its own size there drowns the next ones. Below 3 bits
-// noise of that size is what was asked for.
-std::optional<double> most_error(const State& state) {
-  constexpr double kPart = 0.25;  // half of the gradient's norm
-  const auto& energy = state.planning.gradient_energy;
-  if (!energy) return std::nullopt;
-  return noisy_width(state) ? *energy : kPart * *energy;
 }
 
 // Says once that the target cannot be kept, and names each place that is kept exact once.
@@ -42,14 +34,24 @@ void tell_of_noise(Planning& planning) {
 
 }  // namespace
 
+std::uint64_t rounding_seed(const State& state) {
+  const auto rank = static_cast<std::uint64_t>(state.together.rank);
+  return rank == 0 ? state.options.seed : core::mix64(state.options.seed ^ core::mix64(rank));
+}
+
 StoreOptions options_now(State& state) {
   Planning& planning = state.planning;
   if (planning.target && !state.probing.owns_blocks()) {
     if (!planning.plan) state.options.bits = uniform_width_of(state);
-    if (planning.plan && std::exchange(planning.outgrown, false)) replan(state);
-    settle_scores(state);
+    // Several processes do this at their next meeting.
+    if (!state.together.on()) {
+      if (planning.plan && std::exchange(planning.outgrown, false)) replan(state);
+      settle_scores(state);
+    }
   }
   StoreOptions options = state.options;
+  options.seed = rounding_seed(state);
+  options.sharded = state.model.sharded;
   options.spares_small =
       planning.target && planning.target->kind == Target::Kind::kBits && !planning.plan;
   if (planning.target) options.bytes_first = planning.target->kind != Target::Kind::kBits;
@@ -65,25 +67,36 @@ int least_width(const State& state) {
 std::optional<int> noisy_width(const State& state) {
   if (!state.planning.target) return std::nullopt;
   const int width = uniform_width_of(state);
-  return width < 3 ? std::optional(width) : std::nullopt;
+  return width < kNoisyBelow ? std::optional(width) : std::nullopt;
+}
+
+PlanSummary plan_for(const Target& target, SiteTable& sites, const StepReference& reference,
+                     std::int64_t step, std::optional<double> energy) {
+  // The most error that a plan may expect. Gradients shrink in the first steps, and a plan that
+  // meets one of its own size there drowns the next ones. Below 3 bits noise of that size is what
+  // was asked for.
+  constexpr double kPart = 0.25;  // half of the gradient's norm
+  const bool noisy = energy && uniform_width(sites, reference, target, step) < kNoisyBelow;
+  if (energy && !noisy) *energy *= kPart;
+  return make_plan(sites, reference, target, step, energy);
+}
+
+void adopt_plan(State& state, PlanSummary plan) {
+  Planning& planning = state.planning;
+  planning.plan = std::move(plan);
+  if (state.together.rank == 0) tell_of_noise(planning);  // it is the same in all processes
+  state.options.bits = widest_within(planning.plan->mean_bits);
 }
 
 void replan(State& state) {
-  Planning& planning = state.planning;
-  if (planning.combine_tables) {
-    std::vector<SiteRecord> records = state.sites->records_by_name();  // as in every process
-    planning.combine_tables(records);
-    state.sites->take_tables(records);
-  }
-  planning.plan = make_plan(*state.sites, planning.reference, *planning.target, state.blocks.steps,
-                            most_error(state));
-  tell_of_noise(planning);
-  state.options.bits = widest_within(planning.plan->mean_bits);
-  if (!plan_samples(*state.sites, state.policy)) planning.scores = Planning::Scores::kWanted;
+  const Planning& planning = state.planning;
+  adopt_plan(state, plan_for(*planning.target, *state.sites, planning.reference, state.blocks.steps,
+                             planning.gradient_energy));
+  if (!plan_samples(*state.sites, state.policy)) state.planning.scores = Planning::Scores::kWanted;
 }
 
 void settle_scores(State& state) {
-  if (state.planning.scores != Planning::Scores::kTaken) return;
+  if (state.planning.scores != Planning::Scores::kTaken || state.together.on()) return;
   plan_samples(*state.sites, state.policy);
   state.planning.scores = Planning::Scores::kKnown;
 }

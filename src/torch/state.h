@@ -28,6 +28,7 @@
 #include "torch/probe/probe.h"
 #include "torch/store/step_memory.h"
 #include "torch/store/store.h"
+#include "torch/together.h"
 #include "torch/turns.h"
 
 namespace backfold::torch_layer {
@@ -38,6 +39,7 @@ struct ModelListing {
   std::vector<Parameter> parameters;                       // and buffers
   std::unordered_map<const void*, std::uint32_t> modules;  // paths, by the module's identity
   std::unordered_map<std::string, std::uint32_t> paths;
+  bool sharded = false;          // parameters are shards of what modules compute with
   bool names_places = false;     // the user named some of these parts
   bool unknown_modules = false;  // one was called since the modules were listed
   bool unplaced_sites = true;    // some were made while no module was watched
@@ -65,9 +67,6 @@ struct Planning {
   std::set<std::string> told_kept;        // places that a warning has named
   bool told_raised = false;               // that plans take more than was asked for
   bool outgrown = false;                  // a step was larger than the plan knew
-  // Called before each plan, with what was measured: where several processes train one model, here
-  // they make it the same for all.
-  std::function<void(std::vector<SiteRecord>&)> combine_tables;
   // Of samples that have widths of their own. calibrate() packs nothing, so that its plan asks the
   // step that follows for them.
   enum class Scores { kKnown, kWanted, kTaken } scores = Scores::kKnown;
@@ -100,9 +99,14 @@ struct State {
   Guarding guarding;
   Probing probing;
   ProbeTurns turns;
+  Together together;
   const ReusedMemoryUser memory;
   SpareMemory spare_memory;  // of the notes of the last block
 };
+
+// The seed of what this process rounds: processes that train together round differently, so that
+// errors average out between them. Rank 0 rounds like a process that is alone.
+std::uint64_t rounding_seed(const State& state);
 
 // Options of the block that is about to begin: widths that are not planned follow the target.
 StoreOptions options_now(State& state);
@@ -112,8 +116,15 @@ int least_width(const State& state);
 // The width of tensors without a plan where so few bits are wanted that errors multiply each other.
 std::optional<int> noisy_width(const State& state);
 
-// Makes a plan from the tables there are. Sites without one get its mean width.
+// Makes a plan from the tables there are. Sites without one get its mean width. For one process;
+// several plan_together().
 void replan(State& state);
+// The plan for a target, from tables of one process or of several. `energy` is that of the
+// gradient.
+PlanSummary plan_for(const Target& target, SiteTable& sites, const StepReference& reference,
+                     std::int64_t step, std::optional<double> energy);
+// Puts a plan that was made for the controller's sites into force.
+void adopt_plan(State& state, PlanSummary plan);
 // Plans the widths of samples if a step has taken the scores that were wanted.
 void settle_scores(State& state);
 

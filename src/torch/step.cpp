@@ -11,11 +11,12 @@ at::Tensor run_step(Controller& controller, const std::function<at::Tensor(doubl
                     double part) {
   const std::shared_ptr<State>& state = controller.shared_state();
   ProbeTurns& turns = state->turns;
-  if (should_measure(*state, std::nullopt)) finish_turn(*state, 0, 0, {}, std::nullopt);
+  if (resolve_turn(*state, {}).measure) finish_turn(*state, {});
   look_if_due(*state);
+  const bool due = is_due(*state);
   // All of the step is in `forward`: running it again needs no probe beside the user's own step.
-  const bool runs_again = turns.replays && probe_is_due(*state, state->blocks.steps + 1);
-  if (!runs_again) begin_turn(*state, false);
+  const bool runs_again = due && turns.replays;
+  if (due && !runs_again) begin_turn(*state, false);
   const std::int64_t before = state->blocks.steps;
   at::Tensor loss;
   try {
@@ -28,12 +29,28 @@ at::Tensor run_step(Controller& controller, const std::function<at::Tensor(doubl
   TORCH_CHECK_VALUE(loss.defined() && loss.requires_grad(),
                     "forward must return a loss that requires gradients");
   loss.backward();
-  if (!runs_again || state->blocks.steps == before) return loss;
+  if (!runs_again) return loss;
+  const bool saved = state->blocks.steps != before;
+  if (state->together.on()) {
+    state->together.pending = true;
+    turns.waits = saved;
+    if (!resolve_together(*state, {Recorded::What::kComplete, {}}).replay) {
+      turns.waits = false;
+      return loss;
+    }
+  } else if (!saved) {
+    return loss;
+  }
   turns.last = state->blocks.steps;
   turns.again = false;
-  const int measured =
-      calibrate(state, [&] { forward(part).backward(); }, {.leaves = {}, .scale = part});
-  finish_turn(*state, measured, 0, {}, std::nullopt);
+  const auto measure = [&] {
+    return calibrate(state, [&] { forward(part).backward(); }, {.leaves = {}, .scale = part});
+  };
+  if (state->together.on()) {
+    measure_together(*state, measure);
+  } else if (measure() > 0) {
+    replan(*state);
+  }
   return loss;
 }
 

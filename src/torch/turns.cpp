@@ -2,6 +2,7 @@
 
 #include "torch/turns.h"
 
+#include <ATen/core/grad_mode.h>
 #include <c10/core/InferenceMode.h>
 #include <c10/util/Exception.h>
 
@@ -29,7 +30,8 @@ void look_at_noise(State& state) {
   ProbeTurns& turns = state.turns;
   if (turns.on_noise) turns.on_noise(noise->ratio);
   const std::int64_t step = state.blocks.steps;
-  if (noise->sites.empty() || (turns.warned && step - *turns.warned < kStepsBetweenWarnings))
+  if (noise->sites.empty() || state.together.rank != 0 ||
+      (turns.warned && step - *turns.warned < kStepsBetweenWarnings))
     return;
   turns.warned = step;
   std::string sites;
@@ -46,12 +48,18 @@ void look_at_noise(State& state) {
       sites, "; ", needed);
 }
 
-bool has_arrived(const State& state, std::optional<bool> arrived) {
-  if (arrived) return *arrived;
-  return !state.probing.waiting || state.probing.waiting->backward_began();
+// Gradients that are not those of the user's training, and forwards without any, are no entries.
+bool meets(const State& state) {
+  return state.together.on() && state.planning.target && at::GradMode::is_enabled() &&
+         !c10::InferenceMode::is_enabled() && state.guarding.pauses == 0;
 }
 
 }  // namespace
+
+bool has_arrived(const State& state, const Recorded& recorded) {
+  if (recorded.what != Recorded::What::kNothing) return recorded.what != Recorded::What::kWaiting;
+  return !state.probing.waiting || state.probing.waiting->backward_began();
+}
 
 ProbeSchedule make_schedule(std::vector<std::int64_t> steps, std::optional<std::int64_t> every) {
   for (const std::int64_t step : steps)
@@ -69,16 +77,25 @@ bool ProbeSchedule::includes(std::int64_t step) const {
 
 bool probe_is_due(const State& state, std::int64_t step) {
   if (!state.planning.target) return false;
+  if (state.together.on()) return state.together.pending;
   if (state.turns.again || state.turns.schedule.includes(step)) return true;
   const bool unknown = state.planning.plan && has_unknown_sites(*state.sites, state.blocks.steps);
   return unknown && step - state.turns.last >= kStepsBetween;
 }
 
-bool should_measure(const State& state, std::optional<bool> arrived) {
+Resolution resolve_turn(State& state, const Recorded& recorded) {
+  if (state.together.on()) {
+    if (!meets(state)) return {};
+    count_entry(state);
+    return resolve_together(state, recorded);
+  }
   const bool patient = state.blocks.steps - state.turns.last < kPatience;
   // In inference mode nothing is saved and nothing can be run again, so it is no step.
-  return state.turns.waits && !c10::InferenceMode::is_enabled() &&
-         (!patient || has_arrived(state, arrived));
+  if (!state.turns.waits || c10::InferenceMode::is_enabled() ||
+      (patient && !has_arrived(state, recorded)))
+    return {};
+  const bool complete = recorded.what == Recorded::What::kComplete;
+  return {.measure = true, .replay = complete, .obstacle = complete ? "" : recorded.obstacle};
 }
 
 void look_if_due(State& state) {
@@ -87,25 +104,30 @@ void look_if_due(State& state) {
     look_at_noise(state);
 }
 
-bool begin_turn(State& state, bool model_runs_again) {
+bool is_due(State& state) {
+  if (state.together.on()) return meets(state) && is_due_together(state);
+  return !state.turns.waits && !c10::InferenceMode::is_enabled() &&
+         probe_is_due(state, state.blocks.steps + 1);
+}
+
+void begin_turn(State& state, bool model_runs_again) {
   ProbeTurns& turns = state.turns;
-  if (turns.waits || c10::InferenceMode::is_enabled()) return false;
-  if (!probe_is_due(state, state.blocks.steps + 1)) return false;
+  state.together.pending = state.together.on();
+  state.together.begun = state.together.entries;
   turns.last = state.blocks.steps + 1;
   turns.again = false;
   turns.watches = true;
-  auto probe = std::make_shared<Probe>(state.options.seed, 0, least_width(state));
+  auto probe = std::make_shared<Probe>(rounding_seed(state), 0, least_width(state));
   probe->begin(Probe::Pass::kUsersOwn);
   if (model_runs_again) probe->outside().expect_model();
   state.probing.running = std::move(probe);
   state.probing.inside_model = false;
-  return true;
 }
 
 void cancel_turn(State& state) {
   state.probing.inside_model = false;
   if (!std::exchange(state.turns.watches, false)) return;
-  state.turns.again = true;
+  state.turns.again = !state.together.pending;  // others wait for what comes of this turn
   state.probing.running.reset();
 }
 
@@ -120,26 +142,38 @@ void end_block(State& state) {
 
 void forget_turn(State& state) {
   state.turns.watches = state.turns.waits = false;
+  state.together.pending = state.together.dropped = false;
   state.probing.waiting.reset();
 }
 
-bool settle_turn(State& state, std::optional<bool> arrived) {
+bool settle_turn(State& state, const Recorded& recorded) {
   ProbeTurns& turns = state.turns;
-  if (turns.watches || (turns.waits && !has_arrived(state, arrived))) {
+  if (state.together.pending) {
+    turns.watches = turns.waits = false;
+    state.probing.waiting.reset();
+    state.together.dropped = true;
+    return false;
+  }
+  if (turns.watches || (turns.waits && !has_arrived(state, recorded))) {
     forget_turn(state);
     turns.again = true;
   }
   return turns.waits;
 }
 
-void finish_turn(State& state, int measured, double rest, const std::vector<at::Tensor>& moved,
-                 std::optional<double> energy) {
+Outcome finish_turn(State& state, const Replayed& replayed) {
   state.turns.waits = false;
+  int measured = replayed.measured;
   const auto probe = std::exchange(state.probing.waiting, nullptr);
   if (probe && probe->backward_began())
-    measured += probe->finish_own(rest, moved, state.probing.epsilon);
-  if (energy) state.planning.gradient_energy = energy;
+    measured += probe->finish_own(replayed.rest, replayed.moved, state.probing.epsilon);
+  if (replayed.energy) state.planning.gradient_energy = replayed.energy;
+  if (state.together.on()) return plan_together(state, replayed.failure);
   if (measured > 0) replan(state);
+  const Failure& failure = replayed.failure;
+  if (failure.why.empty()) return {};
+  if (failure.part) state.turns.again = true;
+  return {.obstacle = failure.part ? "" : failure.why, .whole = failure.part};
 }
 
 }  // namespace backfold::torch_layer

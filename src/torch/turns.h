@@ -16,6 +16,8 @@
 #include <optional>
 #include <vector>
 
+#include "torch/together.h"
+
 namespace backfold::torch_layer {
 
 struct State;
@@ -50,17 +52,20 @@ struct ProbeTurns {
 // Whether sensitivities should be measured at this step.
 bool probe_is_due(const State& state, std::int64_t step);
 
-// Before a block: whether a waiting turn should be measured now. `arrived` says whether the
-// gradients of the recorded call have arrived; none if no call was recorded, in which case the
-// probe itself knows. False also if they may still come.
-bool should_measure(const State& state, std::optional<bool> arrived);
+// Whether the backward of the step that was watched has begun.
+bool has_arrived(const State& state, const Recorded& recorded);
+
+// Before a block: what to do about a turn that waits. Nothing if its backward may still come.
+Resolution resolve_turn(State& state, const Recorded& recorded);
 
 // Every 100 steps: compares the error that the plan expects with the gradient's own variance.
 void look_if_due(State& state);
 
-// Begins to watch the next block if its turn has come and no other turn waits. With
-// `model_runs_again`, the probe leaves out what runs inside the model.
-bool begin_turn(State& state, bool model_runs_again);
+// Whether the turn of the next block has come and no other turn waits.
+bool is_due(State& state);
+// Begins to watch the next block, whose turn has come. With `model_runs_again`, the probe leaves
+// out what runs inside the model.
+void begin_turn(State& state, bool model_runs_again);
 // The block is not entered after all.
 void cancel_turn(State& state);
 // The block has ended.
@@ -70,14 +75,21 @@ void forget_turn(State& state);
 // Ensures that no turn waits, so that a state is complete. Returns whether the caller has to
 // measure for that. A step that cannot be measured yet is watched again at the next step, both in
 // this run and in one that loads the state.
-bool settle_turn(State& state, std::optional<bool> arrived);
+// Of several processes that plan together one may save a state alone: the turn is dropped then, and
+// the others drop it when they meet.
+bool settle_turn(State& state, const Recorded& recorded);
 
-// Ends a turn after its backward, and plans if anything was measured. `measured` is the number of
-// sites already known from a second run, `rest` the signal gain of what the watching probe left
-// out, `moved` how far the model's outputs moved in the last calibrate(). `energy` is that of the
-// gradient, if the caller knows it better than the last calibrate().
-void finish_turn(State& state, int measured, double rest, const std::vector<at::Tensor>& moved,
-                 std::optional<double> energy);
+// What running the model again has found.
+struct Replayed {
+  int measured = 0;               // sites
+  double rest = 0;                // the signal gain of what the watching probe left out
+  std::vector<at::Tensor> moved;  // how far the model's outputs moved in the last calibrate()
+  std::optional<double> energy;   // of the gradient, if known better than to the last calibrate()
+  Failure failure;
+};
+
+// Ends a turn after its backward, and plans if anything was measured.
+Outcome finish_turn(State& state, const Replayed& replayed);
 
 }  // namespace backfold::torch_layer
 

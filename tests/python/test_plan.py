@@ -239,40 +239,6 @@ def test_the_guard_warns_with_a_target_that_is_enough(device):
     assert seen[-1] > 0.1
 
 
-def test_processes_that_combine_their_tables_make_one_plan(device):
-    def planned(combined: bool) -> list[dict]:
-        controllers, measured = [], []
-        for rank in range(2):
-            model, x, y = mixed(device)
-            fold = backfold.Controller(model, bits=2.5, min_bytes=0, seed=rank)
-            part = slice(16 * rank, 16 * rank + 16)
-            train(fold, model, x[part], y[part], 2)
-            fold.calibrate(lambda a=x[part], b=y[part], m=model: loss_of(m, a, b).backward())
-            fold._core.combine_tables_by(lambda sites: measured.append(sites) or sites)
-            fold._core.replan()
-            controllers.append(fold)
-        if combined:  # each has what the other measured, as if they had exchanged it
-            mean = [
-                mine | {"sensitivity": mean_of(mine["sensitivity"], yours["sensitivity"])}
-                for mine, yours in zip(*measured, strict=True)
-            ]
-            for fold in controllers:
-                fold._core.combine_tables_by(lambda sites: mean)
-                fold._core.replan()
-        return [fold.plan() for fold in controllers]
-
-    def loss_of(model, x, y):
-        return functional.cross_entropy(model(x), y)
-
-    def mean_of(mine: dict, yours: dict) -> dict:
-        errors = {b: (e + yours["errors"][b]) / 2 for b, e in mine["errors"].items()}
-        return mine | {"errors": errors}
-
-    alone, together = planned(False), planned(True)
-    assert alone[0] != alone[1]
-    assert together[0] == together[1]
-
-
 def test_a_tensor_that_the_plan_keeps_does_not_keep_what_it_is_a_part_of(device):
     torch.manual_seed(0)
     model = torch.nn.ModuleList([torch.nn.Linear(64, 64) for _ in range(3)]).to(device)

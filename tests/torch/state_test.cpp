@@ -146,27 +146,6 @@ TEST(State, ThatIsNoneIsRefusedAndChangesNothing) {
   EXPECT_THROW(planned.fold.save(closed), c10::Error);
 }
 
-TEST(Combine, IsGivenWhatWasMeasuredAndPlannedBy) {
-  torch::nn::Linear model(64, 64);
-  ControllerOptions options = Planned::options();
-  options.probe_steps = {1};
-  int calls = 0;
-  options.combine = [&](const std::string& sites) {
-    ++calls;
-    EXPECT_TRUE(torch_layer::Json::parse(sites).is_array());
-    return sites;
-  };
-  Controller fold(*model, options);
-  fold.step([&] { return model(torch::randn({64, 64})).tanh().square().mean(); });
-  EXPECT_GE(calls, 1);
-  options.combine = [](const std::string&) { return std::string("nothing"); };
-  Controller broken(*model, options);
-  EXPECT_THROW(broken.step([&] {
-    return model(torch::randn({64, 64})).tanh().square().mean();
-  }),
-               c10::ValueError);
-}
-
 TEST(Report, IsJson) {
   Planned planned;
   const auto json = torch_layer::Json::parse(planned.fold.report().json());

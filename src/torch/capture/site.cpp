@@ -134,6 +134,7 @@ Site& SiteTable::site(std::uint32_t landmark, const Operator& op, int slot, int 
     if (const auto found = expected_choices_.find(site->name); found != expected_choices_.end())
       site->choice = found->second;
   }
+  site->own = true;
   return *site;
 }
 
@@ -159,6 +160,7 @@ void SiteTable::check_landmark(const std::string& site) const {
 }
 
 void SiteTable::apply(const SiteRecord& record, Site& site) {
+  site.own = record.own;
   site.alive = record.alive;
   site.sign = record.sign;
   const auto root = by_name_.find(record.root);
@@ -195,6 +197,7 @@ std::vector<SiteRecord> SiteTable::records() const {
     for (const Site::Also& other : site.also)
       also.emplace_back(other.root->name, other.sensitivity);
     records.push_back({site.name,
+                       site.own,
                        site.alive,
                        site.sign,
                        site.root ? site.root->name : "",
@@ -218,13 +221,6 @@ std::vector<SiteRecord> SiteTable::records() const {
   return records;
 }
 
-std::vector<SiteRecord> SiteTable::records_by_name() const {
-  std::vector<SiteRecord> records = this->records();
-  std::sort(records.begin(), records.end(),
-            [](const SiteRecord& a, const SiteRecord& b) { return a.name < b.name; });
-  return records;
-}
-
 void SiteTable::check(const std::vector<SiteRecord>& records) const {
   for (const SiteRecord& record : records) check_landmark(record.name);
 }
@@ -232,6 +228,7 @@ void SiteTable::check(const std::vector<SiteRecord>& records) const {
 void SiteTable::take(const std::vector<SiteRecord>& records) {
   for (Site& site : sites_) {
     apply({}, site);
+    site.own = site.op != nullptr;
     // Steps that were made have not happened: their numbers come again.
     site.ledger = {};
     site.draws_step = -1;
@@ -240,15 +237,23 @@ void SiteTable::take(const std::vector<SiteRecord>& records) {
   for (const SiteRecord& record : records) apply(record, *by_name_.at(record.name));
 }
 
-void SiteTable::take_tables(const std::vector<SiteRecord>& records) {
+void SiteTable::take_agreed(const std::vector<SiteRecord>& records) {
+  for (const SiteRecord& record : records) named(record.name);
   for (const SiteRecord& record : records) {
-    const auto found = by_name_.find(record.name);
-    if (found == by_name_.end()) continue;
-    found->second->sensitivity = record.sensitivity;
-    for (Site::Also& other : found->second->also)
+    Site& site = *by_name_.at(record.name);
+    if (!site.own) {
+      apply(record, site);
+      site.own = false;
+      continue;
+    }
+    site.sensitivity = record.sensitivity;
+    for (Site::Also& other : site.also)
       for (const auto& [name, sensitivity] : record.also)
         if (other.root->name == name) other.sensitivity = sensitivity;
-    found->second->reference = record.reference;
+    site.reference = record.reference;
+    site.choice = record.choice;
+    site.tried |= record.tried;
+    site.shares = record.shares;
   }
 }
 

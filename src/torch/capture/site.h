@@ -149,6 +149,7 @@ struct Site {
   // measured.
   int floor = 0, served_floor = 0;
 
+  bool own = false;              // this process saved here; of other sites it was told
   std::optional<Choice> choice;  // the plan's
   Sensitivity sensitivity;
   Footprint reference;          // of the largest step seen; of a derived site what it would take
@@ -184,6 +185,7 @@ struct Landmark {
 // What a controller knows of a site and a later one may take over.
 struct SiteRecord {
   std::string name;
+  bool own = true;  // of the process that tells of it
   bool alive = false;
   Site::Sign sign = Site::Sign::kUnknown;
   std::string root;  // its name; empty for a site that packs
@@ -214,6 +216,7 @@ class SiteTable {
 
   // Landmark 0 is the beginning. The same name gives the same landmark.
   std::uint32_t landmark(const std::string& name, std::uint32_t path);
+  const std::string& landmark_name(std::uint32_t id) const { return landmarks_[id].name; }
   // A landmark for a parameter without a name, by its storage: parameters in the order in which
   // they are first used. At most 4096 of them, so that parameters that move leave no trail.
   std::uint32_t nameless_landmark(const void* storage);
@@ -224,14 +227,14 @@ class SiteTable {
   const Path& path_of(const Site& site) const { return paths_[site.path]; }
   // In the order in which sites were found, which plans follow.
   std::vector<SiteRecord> records() const;
-  std::vector<SiteRecord> records_by_name() const;
   // Raises ValueError for a record of a site at a parameter that this model does not have.
   void check(const std::vector<SiteRecord>& records) const;
   // Makes sites what records that were checked know of them, and those that are not there. Of other
   // sites nothing is known afterwards.
   void take(const std::vector<SiteRecord>& records);
-  // Of known sites the sensitivities and footprints alone.
-  void take_tables(const std::vector<SiteRecord>& records);
+  // What several processes agreed on. Of sites that this process has, the tables, footprints and
+  // choices alone; of others all that there is to know.
+  void take_agreed(const std::vector<SiteRecord>& records);
   // Gives sites their choices, now or when they are first seen. Raises as check(), having changed
   // nothing.
   void take_choices(std::vector<std::pair<std::string, Choice>> choices);

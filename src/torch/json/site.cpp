@@ -94,6 +94,7 @@ Json record_as_json(const SiteRecord& record, const Policy& policy) {
   for (const auto& [root, sensitivity] : record.also)
     also.push_back({{"root", root}, {"sensitivity", sensitivity_as_json(sensitivity)}});
   return {{"name", record.name},
+          {"own", record.own},
           {"alive", record.alive},
           {"sign", static_cast<int>(record.sign)},
           {"root", record.root},
@@ -121,6 +122,7 @@ Json record_as_json(const SiteRecord& record, const Policy& policy) {
 SiteRecord record_from_json(const Fields& fields, const Policy& policy) {
   SiteRecord record;
   record.name = fields.get<std::string>("name");
+  record.own = fields.get<bool>("own");
   record.alive = fields.get<bool>("alive");
   record.sign = static_cast<Site::Sign>(fields.get<int>("sign"));
   record.root = fields.get<std::string>("root");

@@ -39,11 +39,18 @@ PlanSummary summary_from_json(const Fields& fields) {
           .kept = fields.get<std::vector<std::string>>("kept")};
 }
 
-Json turns_as_json(const ProbeTurns& turns) {
+Json turns_as_json(const ProbeTurns& turns, bool pending) {
   return {{"last", turns.last},
-          {"again", turns.again || turns.watches || turns.waits},
+          {"again", turns.again || turns.watches || turns.waits || pending},
           {"replays", turns.replays},
           {"whole", turns.whole}};
+}
+
+Json meetings_as_json(const Together& together) {
+  return {{"entries", together.entries},
+          {"last", together.last},
+          {"next_look", together.next_look},
+          {"between_looks", together.between_looks}};
 }
 
 Json guard_as_json(const Guard& guard) {
@@ -70,7 +77,8 @@ struct ReadState {
   std::optional<double> gradient_energy;
   bool outgrown = false, wants_scores = false;
   std::optional<SketchState> sketch;
-  std::optional<ProbeTurns> turns;  // only the fields that are saved
+  std::optional<ProbeTurns> turns;   // only the fields that are saved
+  std::optional<Together> together;  // likewise; none of a process that was alone
 };
 
 ReadState read(const Json& json, const Policy& policy) {
@@ -89,6 +97,14 @@ ReadState read(const Json& json, const Policy& policy) {
   read.outgrown = fields.get<bool>("outgrown");
   read.wants_scores = fields.get<bool>("wants_scores");
   if (!fields["guard"].is_null()) read.sketch = sketch_from_json(fields.within("guard"));
+  if (!fields["together"].is_null()) {
+    const Fields together = fields.within("together");
+    read.together.emplace();
+    read.together->entries = together.get<std::int64_t>("entries");
+    read.together->last = together.get<std::int64_t>("last");
+    read.together->next_look = together.get<std::int64_t>("next_look");
+    read.together->between_looks = together.get<std::int64_t>("between_looks");
+  }
   if (fields["probe"].is_null()) return read;
   const Fields probe = fields.within("probe");
   read.turns.emplace();
@@ -114,9 +130,10 @@ std::string state_as_json(State& state) {
   json["plan"] = planning.plan ? summary_as_json(*planning.plan) : Json();
   json["gradient_energy"] = planning.gradient_energy ? as_json(*planning.gradient_energy) : Json();
   json["outgrown"] = planning.outgrown;
-  json["wants_scores"] = planning.scores == Planning::Scores::kWanted;
+  json["wants_scores"] = planning.scores != Planning::Scores::kKnown;
   json["guard"] = state.guarding.guard ? guard_as_json(*state.guarding.guard) : Json();
-  json["probe"] = planning.target ? turns_as_json(state.turns) : Json();
+  json["probe"] = planning.target ? turns_as_json(state.turns, state.together.pending) : Json();
+  json["together"] = state.together.on() ? meetings_as_json(state.together) : Json();
   json["sites"] = records_as_json(state.sites->records(), state.policy);
   return json.dump();
 }
@@ -138,6 +155,11 @@ void take_state(State& state, std::string_view json) {
   using Scores = Planning::Scores;
   state.planning.scores = read.wants_scores ? Scores::kWanted : Scores::kKnown;
   forget_turn(state);
+  // One process may continue what several began, and the other way round: steps are entries then.
+  state.together.entries = read.together ? read.together->entries : read.steps;
+  state.together.last = read.together ? read.together->last : read.steps;
+  state.together.next_look = read.together ? read.together->next_look : 0;
+  if (read.together) state.together.between_looks = read.together->between_looks;
   if (!read.turns) return;
   state.turns.last = read.turns->last;
   state.turns.again = read.turns->again;
@@ -180,14 +202,28 @@ void take_plan(State& state, std::string_view json) {
   state.planning.target.reset();
 }
 
-std::string records_text(const std::vector<SiteRecord>& records, const Policy& policy) {
-  return records_as_json(records, policy).dump();
+Json tables_as_json(const Tables& tables, const Policy& policy) {
+  std::vector<SiteRecord> sites = tables.sites;
+  for (SiteRecord& site : sites) site.ranges = site.norms = at::Tensor();
+  return {{"steps", tables.steps},
+          {"saved_bytes", tables.reference.saved_bytes},
+          {"fixed_bytes", tables.reference.fixed_bytes},
+          {"unique_bytes", tables.reference.unique_bytes},
+          {"gradient_energy", tables.gradient_energy ? as_json(*tables.gradient_energy) : Json()},
+          {"sites", records_as_json(sites, policy)}};
 }
 
-std::vector<SiteRecord> records_of_text(std::string_view json, const Policy& policy) {
-  const Json parsed = Json::parse(json, nullptr, false);
-  TORCH_CHECK_VALUE(parsed.is_array(), "combine must return the list of sites that it was given");
-  return records_from_json(parsed, policy);
+Tables tables_from_json(const Json& json, const Policy& policy) {
+  const Fields fields{json, "what another process measured"};
+  Tables tables;
+  tables.steps = fields.get<std::int64_t>("steps");
+  tables.reference = {fields.get<std::int64_t>("saved_bytes"),
+                      fields.get<std::int64_t>("fixed_bytes"),
+                      fields.get<std::int64_t>("unique_bytes")};
+  if (!fields["gradient_energy"].is_null())
+    tables.gradient_energy = as_number(fields["gradient_energy"], fields.what);
+  tables.sites = records_from_json(fields["sites"], policy);
+  return tables;
 }
 
 }  // namespace backfold::torch_layer

@@ -7,8 +7,9 @@
 
 #include <string>
 #include <string_view>
-#include <vector>
 
+#include "torch/json/fields.h"
+#include "torch/plan/combine.h"
 #include "torch/state.h"
 
 namespace backfold::torch_layer {
@@ -23,9 +24,10 @@ std::string plan_as_json(const State& state);
 // Uses the widths of the plan, and measures nothing from now on. Raises like take_state().
 void take_plan(State& state, std::string_view json);
 
-// The measurements, as the "sites" of a state, for callers that combine them.
-std::string records_text(const std::vector<SiteRecord>& records, const Policy& policy);
-std::vector<SiteRecord> records_of_text(std::string_view json, const Policy& policy);
+// What this process measured, for the others that train the model with it. What codecs remember is
+// left out, but for the scores that plans read.
+Json tables_as_json(const Tables& tables, const Policy& policy);
+Tables tables_from_json(const Json& json, const Policy& policy);
 
 }  // namespace backfold::torch_layer
 

@@ -19,6 +19,9 @@ namespace backfold::torch_layer {
 // Bits that a group's header adds to each of its elements.
 inline constexpr double kHeaderBits = 0.25;
 
+// Bits on average below which errors multiply each other.
+inline constexpr int kNoisyBelow = 3;
+
 // Sites that share a packet, and what is known of them together.
 struct Bundle {
   struct Rider {

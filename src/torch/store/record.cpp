@@ -54,7 +54,8 @@ Value& Store::value_at(const at::Tensor& tensor) {
     value.version = version;
     value.type = tensor.scalar_type();
     value.parameter = is_parameter(tensor);
-    value.buffer = is_buffer(tensor);
+    // The memory of a gathered parameter may be gone when another module's backward reads it.
+    value.buffer = is_buffer(tensor) || (value.parameter && options_.sharded);
     value.in_graph = tensor.requires_grad();
     home.value = &value;
   }

@@ -5,9 +5,18 @@
 #include <ATen/core/grad_mode.h>
 #include <c10/util/Exception.h>
 
+#include <atomic>
+
 #include "torch/store/saving.h"
 
 namespace backfold::torch_layer {
+namespace {
+
+std::atomic<ParameterTest> is_parameter_by_class{nullptr};
+
+}  // namespace
+
+void recognise_parameters_by(ParameterTest test) { is_parameter_by_class = test; }
 
 Store::Store(const StoreOptions& options, std::shared_ptr<SiteTable> sites, Policy& policy,
              const std::vector<Parameter>& parameters, SpareMemory& memory)
@@ -26,14 +35,17 @@ std::uint32_t Store::landmark_of(const at::Tensor& tensor) const {
   if (const auto found = parameters_.find(storage); found != parameters_.end())
     return found->second.landmark;
   if (const Tracked* tracked = known(tensor)) return tracked->copy_landmark;
-  // Without a model, parameters are known by what they are.
-  return parameters_.empty() && is_parameter(tensor) ? sites_->nameless_landmark(storage) : 0;
+  // Without a model, and if it is sharded, parameters are known by what they are.
+  const bool nameless = parameters_.empty() || options_.sharded;
+  return nameless && is_parameter(tensor) ? sites_->nameless_landmark(storage) : 0;
 }
 
 bool Store::is_parameter(const at::Tensor& tensor) const {
   if (tensor.is_leaf() && tensor.requires_grad()) return true;
   if (tensor.has_storage() && parameters_.count(tensor.storage().unsafeGetStorageImpl()))
     return true;
+  if (options_.sharded)
+    if (const ParameterTest test = is_parameter_by_class; test && test(tensor)) return true;
   if (!tensor.is_view()) return false;
   const at::TensorBase& base = tensor._base();
   return base.is_leaf() && base.requires_grad();

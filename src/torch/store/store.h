@@ -39,7 +39,15 @@ struct StoreOptions : WidthRules {
   bool bytes_first = false;   // also what takes longer than a packet of its own would
   bool wants_scores = false;  // of samples whose widths are about to be planned
   SampleIds samples;          // of the batch, where the user gave them
+  // Parameters are gathered from several processes into memory that their owner frees and fills
+  // again (FSDP): what is listed are shards.
+  bool sharded = false;
 };
+
+// Whether a tensor, or what it is a view of, is a parameter by its class. Asked for sharded models
+// only, whose gathered parameters are in no list; a program without Python has no such classes.
+using ParameterTest = bool (*)(const at::Tensor&);
+void recognise_parameters_by(ParameterTest test);
 
 // A parameter or buffer of the model.
 struct Parameter {

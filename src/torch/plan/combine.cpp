@@ -1,0 +1,179 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "torch/plan/combine.h"
+
+#include <ATen/Functions.h>
+
+#include <algorithm>
+#include <map>
+#include <set>
+#include <string>
+
+namespace backfold::torch_layer {
+namespace {
+
+// What a process that has the site says about it.
+struct Voice {
+  const SiteRecord* record = nullptr;
+  std::int64_t steps = 0;  // of that process
+};
+
+// The table of a site for packets of `root`; null if the process sees the site otherwise.
+const Sensitivity* table_for(const SiteRecord& record, const std::string& root) {
+  if (record.root == root) return &record.sensitivity;
+  for (const auto& [name, sensitivity] : record.also)
+    if (name == root) return &sensitivity;
+  return nullptr;
+}
+
+bool is_measured(const Sensitivity* table) { return table && !table->errors.empty(); }
+
+// The layout that most processes measured with, the first of them if several are equally common.
+Grouping common_grouping(const std::vector<const Sensitivity*>& tables) {
+  const Sensitivity* best = nullptr;
+  std::ptrdiff_t most = 0;
+  for (const Sensitivity* table : tables) {
+    const auto count = std::count_if(tables.begin(), tables.end(), [&](const Sensitivity* other) {
+      return other->grouping == table->grouping;
+    });
+    if (count > most) {
+      most = count;
+      best = table;
+    }
+  }
+  return best->grouping;
+}
+
+// What the menu's codecs make of the tensor, over the processes that tried them.
+c10::SmallVector<Sensitivity::Offer, 1> common_offers(
+    const std::vector<const Sensitivity*>& tables) {
+  std::map<int, std::vector<Sensitivity::Offer>> by_codec;
+  for (const Sensitivity* table : tables)
+    if (table->offers_at == tables.front()->offers_at)
+      for (const Sensitivity::Offer& offer : table->offers) by_codec[offer.codec].push_back(offer);
+  c10::SmallVector<Sensitivity::Offer, 1> offers;
+  for (const auto& [codec, given] : by_codec) {
+    Sensitivity::Offer offer{codec, 0, 0};
+    for (const Sensitivity::Offer& one : given) {
+      offer.bits = std::max(offer.bits, one.bits);
+      offer.error += one.error / static_cast<double>(given.size());
+    }
+    offers.push_back(offer);
+  }
+  return offers;
+}
+
+Sensitivity mean_of(std::vector<const Sensitivity*> tables) {
+  Sensitivity mean;
+  std::erase_if(tables, [](const Sensitivity* table) { return !is_measured(table); });
+  if (tables.empty()) return mean;
+  mean.grouping = common_grouping(tables);
+  std::erase_if(tables,
+                [&](const Sensitivity* table) { return !(table->grouping == mean.grouping); });
+  mean.estimate = tables.front()->estimate;
+  mean.offers_at = tables.front()->offers_at;
+  mean.offers = common_offers(tables);
+  // Below the narrowest width that a process measured it knows nothing.
+  int least = 0;
+  std::set<int> widths;
+  for (const Sensitivity* table : tables) {
+    least = std::max(least, table->errors.front().first);
+    for (const auto& [bits, error] : table->errors) widths.insert(bits);
+  }
+  for (const int bits : widths) {
+    if (bits < least) continue;
+    double sum = 0;
+    for (const Sensitivity* table : tables) {
+      const auto known = std::find_if(table->errors.begin(), table->errors.end(),
+                                      [&](const auto& entry) { return entry.first == bits; });
+      sum += known != table->errors.end() ? known->second : error_at(*table, bits);
+    }
+    mean.errors.emplace_back(bits, sum / static_cast<double>(tables.size()));
+  }
+  return mean;
+}
+
+at::Tensor all_scores(const std::vector<Voice>& voices) {
+  std::vector<at::Tensor> scores;
+  for (const Voice& voice : voices)
+    if (voice.record->scores.defined()) scores.push_back(voice.record->scores.flatten().cpu());
+  return scores.empty() ? at::Tensor() : at::cat(scores);
+}
+
+// `voices` are in the order of ranks, `largest` is what the process with the largest step knows.
+SiteRecord combined(const std::vector<Voice>& voices, const SiteRecord* largest,
+                    std::int64_t steps) {
+  // What the site is, if they differ, is said by the first that measured it.
+  const auto leader = std::find_if(voices.begin(), voices.end(), [](const Voice& voice) {
+    return is_measured(&voice.record->sensitivity);
+  });
+  const SiteRecord& first = *(leader == voices.end() ? voices.front() : *leader).record;
+  SiteRecord record = first;
+  record.ranges = record.norms = at::Tensor();
+  record.scores = all_scores(voices);
+  record.last_step = -1;
+  const auto mean_for = [&](const std::string& root) {
+    std::vector<const Sensitivity*> tables;
+    for (const Voice& voice : voices) tables.push_back(table_for(*voice.record, root));
+    return mean_of(std::move(tables));
+  };
+  for (const Voice& voice : voices) {
+    if (voice.record->last_step >= 0)  // as long ago as in the process that did so last
+      record.last_step =
+          std::max(record.last_step, steps - (voice.steps - voice.record->last_step));
+    record.alive &= voice.record->alive;
+    record.floor = std::max(record.floor, voice.record->floor);
+    record.served_floor = std::max(record.served_floor, voice.record->served_floor);
+    record.zero_exact |= voice.record->zero_exact;
+    record.tried &= voice.record->tried;
+    if (record.reference.elements == 0) record.reference = voice.record->reference;
+  }
+  if (largest && largest->reference.elements > 0) record.reference = largest->reference;
+  record.sensitivity = mean_for(record.root);
+  for (auto& [root, sensitivity] : record.also) sensitivity = mean_for(root);
+  return record;
+}
+
+}  // namespace
+
+std::vector<SiteRecord> Combined::weighted() const {
+  std::vector<SiteRecord> sites = tables.sites;
+  for (std::size_t i = 0; i < sites.size(); ++i) {
+    for (auto& [bits, error] : sites[i].sensitivity.errors) error *= shares[i];
+    for (auto& [root, sensitivity] : sites[i].also)
+      for (auto& [bits, error] : sensitivity.errors) error *= shares[i];
+  }
+  return sites;
+}
+
+Combined combine(const std::vector<Tables>& ranks) {
+  Combined result;
+  Tables& tables = result.tables;
+  std::size_t largest = 0, known = 0;
+  double energy = 0;
+  for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
+    tables.steps = std::max(tables.steps, ranks[rank].steps);
+    if (ranks[rank].reference.saved_bytes > ranks[largest].reference.saved_bytes) largest = rank;
+    if (!ranks[rank].gradient_energy) continue;
+    energy += *ranks[rank].gradient_energy;
+    ++known;
+  }
+  tables.reference = ranks[largest].reference;
+  if (known > 0) tables.gradient_energy = energy / static_cast<double>(known);
+  std::map<std::string, std::vector<Voice>> sites;
+  std::map<std::string, const SiteRecord*> of_largest;
+  for (std::size_t rank = 0; rank < ranks.size(); ++rank)
+    for (const SiteRecord& record : ranks[rank].sites) {
+      if (record.own) sites[record.name].push_back({&record, ranks[rank].steps});
+      if (rank == largest) of_largest.emplace(record.name, &record);
+    }
+  for (const auto& [name, voices] : sites) {
+    const auto found = of_largest.find(name);
+    tables.sites.push_back(
+        combined(voices, found == of_largest.end() ? nullptr : found->second, tables.steps));
+    result.shares.push_back(static_cast<double>(voices.size()) / static_cast<double>(ranks.size()));
+  }
+  return result;
+}
+
+}  // namespace backfold::torch_layer

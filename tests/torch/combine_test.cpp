@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What several processes measured, as one measurement.
+
+#include "torch/plan/combine.h"
+
+#include <gtest/gtest.h>
+
+namespace backfold::torch_layer {
+namespace {
+
+constexpr Grouping kFlat{Layout::kFlat, 0}, kRotated{Layout::kRotated, 0};
+
+Sensitivity table(std::vector<std::pair<int, double>> errors, Grouping grouping = kFlat) {
+  Sensitivity made;
+  made.estimate = Sensitivity::Estimate::kRerun;
+  made.grouping = grouping;
+  made.errors.assign(errors.begin(), errors.end());
+  return made;
+}
+
+SiteRecord site(std::string name, Sensitivity sensitivity, std::int64_t elements = 1000) {
+  SiteRecord record;
+  record.name = std::move(name);
+  record.last_step = 7;
+  record.sensitivity = std::move(sensitivity);
+  record.reference.elements = elements;
+  return record;
+}
+
+Tables process(std::vector<SiteRecord> sites, std::int64_t bytes = 100) {
+  return {.sites = std::move(sites),
+          .reference = {.saved_bytes = bytes, .fixed_bytes = bytes / 2, .unique_bytes = bytes},
+          .gradient_energy = 4,
+          .steps = 7};
+}
+
+using Errors = std::vector<std::pair<int, double>>;
+Errors errors_of(const SiteRecord& record) {
+  return {record.sensitivity.errors.begin(), record.sensitivity.errors.end()};
+}
+
+TEST(Combine, TakesTheMeanOfErrorsAndEnergies) {
+  Tables first = process({site("a", table({{2, 1}, {4, 0.25}}))});
+  Tables second = process({site("a", table({{2, 3}, {4, 0.75}}))});
+  second.gradient_energy = 8;
+  const Combined combined = combine({first, second});
+  ASSERT_EQ(combined.tables.sites.size(), 1U);
+  EXPECT_EQ(errors_of(combined.tables.sites[0]), (Errors{{2, 2}, {4, 0.5}}));
+  EXPECT_EQ(combined.tables.gradient_energy, 6);
+  first.gradient_energy.reset();
+  EXPECT_EQ(combine({first, second}).tables.gradient_energy, 8);
+}
+
+TEST(Combine, CountsASiteOnlyWhereItIs) {
+  // Rank 1 was told of "b" by an earlier plan, and has "c" but did not measure it.
+  SiteRecord told = site("b", table({{2, 5}}));
+  told.own = false;
+  const Combined combined =
+      combine({process({site("b", table({{2, 6}})), site("c", table({{2, 8}}))}),
+               process({told, site("c", {})})});
+  ASSERT_EQ(combined.tables.sites.size(), 2U);
+  EXPECT_EQ(errors_of(combined.tables.sites[0]), (Errors{{2, 6}}));
+  EXPECT_EQ(combined.shares, (std::vector<double>{0.5, 1}));
+  EXPECT_EQ(errors_of(combined.weighted()[0]), (Errors{{2, 3}}));
+  EXPECT_EQ(errors_of(combined.weighted()[1]), (Errors{{2, 8}}));
+}
+
+TEST(Combine, DoesNotWeighAgainWhatItHasCombinedBefore) {
+  // Plan after plan without a new measurement, in both processes.
+  std::vector<Tables> ranks = {process({site("b", table({{2, 6}}))}), process({})};
+  for (int plan = 0; plan < 4; ++plan) {
+    const Combined combined = combine(ranks);
+    EXPECT_EQ(errors_of(combined.weighted()[0]), (Errors{{2, 3}})) << plan;
+    ranks[0].sites = ranks[1].sites = combined.tables.sites;
+    ranks[1].sites[0].own = false;
+  }
+}
+
+TEST(Combine, AveragesOnlyWhatWasMeasuredInTheCommonLayout) {
+  const Combined combined = combine({process({site("a", table({{2, 9}}, kRotated))}),
+                                     process({site("a", table({{2, 1}}, kFlat))}),
+                                     process({site("a", table({{2, 3}}, kFlat))})});
+  EXPECT_EQ(combined.tables.sites[0].sensitivity.grouping, kFlat);
+  EXPECT_EQ(errors_of(combined.tables.sites[0]), (Errors{{2, 2}}));
+}
+
+TEST(Combine, KnowsNothingBelowTheNarrowestWidthThatAllMeasured) {
+  const Combined combined = combine({process({site("a", table({{1, 9}, {2, 1}, {4, 0.25}}))}),
+                                     process({site("a", table({{2, 3}, {4, 0.75}}))})});
+  EXPECT_EQ(errors_of(combined.tables.sites[0]), (Errors{{2, 2}, {4, 0.5}}));
+}
+
+TEST(Combine, PlansForTheProcessWithTheLargestStep) {
+  const Combined combined =
+      combine({process({site("a", table({{2, 1}}), 1000), site("b", table({{2, 1}}), 50)}, 100),
+               process({site("a", table({{2, 1}}), 400)}, 300)});
+  EXPECT_EQ(combined.tables.reference.saved_bytes, 300);
+  EXPECT_EQ(combined.tables.reference.fixed_bytes, 150);
+  EXPECT_EQ(combined.tables.sites[0].reference.elements, 400);
+  EXPECT_EQ(combined.tables.sites[1].reference.elements, 50);  // which it does not have
+}
+
+TEST(Combine, KeepsTablesOfOneSiteForDifferentPacketsApart) {
+  SiteRecord product = site("p", table({{2, 1}}));
+  product.root = "a";
+  product.derived = true;
+  product.last_step = -1;
+  product.also = {{"b", table({{2, 10}})}};
+  SiteRecord other = product;
+  std::swap(other.root, other.also[0].first);
+  std::swap(other.sensitivity, other.also[0].second);
+  other.sensitivity.errors[0].second = 30;
+  const Combined combined = combine({process({product}), process({other})});
+  const SiteRecord& record = combined.tables.sites[0];
+  EXPECT_EQ(record.root, "a");
+  EXPECT_EQ(errors_of(record), (Errors{{2, 1}}));
+  EXPECT_EQ(record.also[0].second.errors[0].second, 20);
+  EXPECT_EQ(record.last_step, -1);
+}
+
+TEST(Combine, CountsAgesInStepsOfEachProcess) {
+  Tables slow = process({site("a", table({{2, 1}}))});
+  slow.steps = 9;  // two steps ago
+  Tables fast = process({site("a", table({{2, 1}}))});
+  fast.steps = 2000;
+  EXPECT_EQ(combine({slow, fast}).tables.sites[0].last_step, 1998);
+}
+
+}  // namespace
+}  // namespace backfold::torch_layer
