@@ -170,7 +170,7 @@ def test_memory_of_the_process_falls():
         loss.backward()
         del y, loss
     assert grown[False] > 20 << 23
-    assert grown[True] < 8 << 23
+    assert grown[True] < 12 << 23
 
 
 @pytest.mark.parametrize("bits", [None, 4])
@@ -275,6 +275,24 @@ def test_a_change_in_place_is_found(device):
         loss = y.sum()
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         loss.backward()
+
+
+def test_exact_memory_that_serves_a_rounded_reader_stays(device):
+    # GELU has a packet, and is given its input itself while the logarithm's graph keeps that.
+    x = torch.rand(ROWS, WIDTH, generator=torch.Generator().manual_seed(2)).add_(1).to(device)
+    x.requires_grad_()
+    found = []
+    for offload in (False, True):
+        fold = backfold.Controller(bits=4, adaptive=False, derive=False, offload=offload)
+        with fold:
+            y = x * 3
+            loss = nn.functional.gelu(y).sum() + torch.log(y).sum()
+        del y
+        rows = {row["op"]: row for row in settled(fold)["sites"]}
+        found.append(torch.autograd.grad(loss, x, retain_graph=True)[0])
+    assert torch.equal(*found)  # false if the input leaves
+    assert rows["aten::gelu"]["offloaded_bytes"] > 0
+    assert rows["aten::log"]["offloaded_bytes"] == 0
 
 
 def test_memory_of_others_stays_where_it_is():
