@@ -70,6 +70,7 @@ add_library(backfold_torch SHARED
   src/torch/state.cpp
   src/torch/step.cpp
   src/torch/together.cpp
+  src/torch/streams.cpp
   src/torch/turns.cpp
   src/torch/capture/calls.cpp
   src/torch/capture/entry.cpp
@@ -90,6 +91,13 @@ add_library(backfold_torch SHARED
   src/torch/json/report.cpp
   src/torch/json/site.cpp
   src/torch/json/state.cpp
+  src/torch/offload/arena.cpp
+  src/torch/offload/backing.cpp
+  src/torch/offload/file_backing.cpp
+  src/torch/offload/offloader.cpp
+  src/torch/offload/order.cpp
+  src/torch/offload/pinned_backing.cpp
+  src/torch/offload/worker.cpp
   src/torch/plan/bundles.cpp
   src/torch/plan/combine.cpp
   src/torch/plan/gradient_sketch.cpp
@@ -124,6 +132,7 @@ add_library(backfold_torch SHARED
   src/torch/store/derive.cpp
   src/torch/store/derived.cpp
   src/torch/store/keep.cpp
+  src/torch/store/leave.cpp
   src/torch/store/one_pass.cpp
   src/torch/store/recent.cpp
   src/torch/store/record.cpp

@@ -4,13 +4,15 @@
     bench/run h200                          every workload: plain, bits=None, 4 bits planned
     bench/run h200 resnet50 bert            two of them
     bench/run h200 swin_t --modes fold stored checkpoint save_on_cpu
+    bench/run h200 bert --modes fold offload exact_offload save_on_cpu
     bench/run h200 llama --report --profile where the bytes are, where the time goes
     bench/run h200 swin_t --apart           what the host takes, what the GPU takes
     bench/run h200 --tiny                   tiny sizes on the CPU, to check that it all still runs
 
 Plain runs first, in the same process. Held is what forward leaves allocated; peak is the most
 allocated at any point in a step. `exact` is bits=None, `fold` the default settings, `stored` the
-same with derive=False, `uniform` one width everywhere. Rows marked `given` and the targets come
+same with derive=False, `uniform` one width everywhere, `offload` and `exact_offload` the default
+settings and bits=None with offload=True. Rows marked `given` and the targets come
 from figures.py, which names their source.
 """
 
@@ -37,6 +39,8 @@ FOLDED: dict[str, dict] = {
     "fold": {},
     "stored": {"derive": False},
     "uniform": {"adaptive": False},
+    "offload": {"offload": True},
+    "exact_offload": {"bits": None, "offload": True},
 }
 MODES = [*FOLDED, "checkpoint", "save_on_cpu"]
 PROFILE_ROWS = 30

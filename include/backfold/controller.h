@@ -59,7 +59,7 @@ struct ControllerOptions {
   std::optional<double> bits = 4;
   std::optional<double> ratio = {};         // bytes that autograd alone would keep / bytes held
   std::optional<std::int64_t> budget = {};  // bytes held at the end of a scope
-  // A level of GACT ("L0" to "L2.2", "paper-L0", "paper-L1") or ActNN ("actnn-L0" to "actnn-L3"),
+  // A level of GACT ("L0" to "L3", "paper-L0" to "paper-L2") or ActNN ("actnn-L0" to "actnn-L4"),
   // or the method of a paper ("pooled", "division", "mesa", "exact-project").
   std::string level = {};
   bool adaptive = true;                // false: the same width everywhere, given by `bits`
@@ -71,6 +71,9 @@ struct ControllerOptions {
   // Tensors that a cheap operation makes of what is kept anyway are made again in backward, and
   // take no memory. A level derives nothing: it folds what its paper does.
   bool derive = true;
+  // What is kept, folded or not, goes to pinned host memory, or from a CPU to a file in TMPDIR, and
+  // comes back before backward reads it. A budget counts it all the same.
+  bool offload = false;
 
   // Steps at which step() measures, then every `probe_every` steps, and whenever tensors appear
   // that the plan does not know.

@@ -21,7 +21,8 @@ struct ReportRow {
   std::int64_t saves = 0;
   std::int64_t saved_bytes = 0;      // that autograd alone would keep, counting every save
   std::int64_t unique_bytes = 0;     // the same, counting memory only for its first save
-  std::int64_t held_bytes = 0;       // kept now, without memory that is alive anyway
+  std::int64_t held_bytes = 0;       // on its device now, without memory that is alive anyway
+  std::int64_t offloaded_bytes = 0;  // kept in host memory, or a file, instead
   std::int64_t duplicate_bytes = 0;  // covered by what an earlier save kept
   std::string kind;                  // "lossy", "predicate", "alive", ...; of the largest save
   int bits = 0;                      // of a code
@@ -62,6 +63,7 @@ struct Report {
   bool folded = true;  // false if nothing was packed, only counted
   // Sums over all rows except parameters.
   std::int64_t saved_bytes = 0, unique_bytes = 0, held_bytes = 0, alive_bytes = 0;
+  std::int64_t offloaded_bytes = 0;
   std::int64_t spared_bytes = 0;
   double spared_ms = 0;
   // Allocated between the beginning and the end of the block, beyond what is held: tensors hidden

@@ -57,8 +57,8 @@ class Controller:
         ratio: bytes that autograd alone would keep alive / bytes held.
         budget: bytes held at the end of the block, as a number or a string like ``"6GiB"``. If
             steps differ in size, the largest has to meet it.
-        level: a level of GACT, ``"L0"`` to ``"L2.2"``, ``"paper-L0"``, ``"paper-L1"``; of ActNN,
-            ``"actnn-L0"`` to ``"actnn-L3"``; or the method of a paper: ``"pooled"``,
+        level: a level of GACT, ``"L0"`` to ``"L3"``, ``"paper-L0"`` to ``"paper-L2"``; of ActNN,
+            ``"actnn-L0"`` to ``"actnn-L4"``; or the method of a paper: ``"pooled"``,
             ``"division"``, ``"mesa"``, ``"exact-project"``.
         adaptive: False keeps one width everywhere: 1, 2, 3, 4, 5, 6, 8 or 16 bits.
         plan: widths that an earlier run saved with `save_plan`, as a path or a dict. Nothing is
@@ -72,6 +72,8 @@ class Controller:
         keep: modules whose saved tensors are not folded, as patterns of paths or as instances.
         derive: make tensors again in backward that a cheap operation makes of what is kept anyway,
             instead of keeping them. A level derives nothing: it folds what its paper does.
+        offload: keep the bytes, folded or not, in pinned host memory, or for a model on the CPU in
+            a file in ``TMPDIR``; they come back before backward reads them.
         min_bytes: smaller tensors are not folded.
         seed: of stochastic rounding. torch's own generators are never touched.
         probe_steps: steps at which sensitivities are measured, then every `probe_every` steps, and
@@ -99,6 +101,7 @@ class Controller:
         menu: Iterable[Codec] = (),
         keep: Iterable[str | torch.nn.Module] = (),
         derive: bool = True,
+        offload: bool = False,
         min_bytes: int = 16384,
         seed: int = 0,
         probe_steps: Iterable[int] = (2, 100, 300, 1000),
@@ -113,8 +116,9 @@ class Controller:
         for name, value in (("min_bytes", min_bytes), ("seed", seed)):
             if isinstance(value, bool) or not isinstance(value, int):
                 raise TypeError(f"{name} must be an int, got {value!r}")
-        if not isinstance(derive, bool):
-            raise TypeError(f"derive must be True or False, got {derive!r}")
+        for name, value in (("derive", derive), ("offload", offload)):
+            if not isinstance(value, bool):
+                raise TypeError(f"{name} must be True or False, got {value!r}")
         if not isinstance(sync, bool) and not is_group(sync):
             raise TypeError(f"sync must be True, False or a process group, got {sync!r}")
         if not 0 <= seed < 2**64:
@@ -129,6 +133,7 @@ class Controller:
             **target_options(bits, ratio, budget, level, adaptive),
             **probes,
             "derive": derive,
+            "offload": offload,
             "min_bytes": min_bytes,
             "seed": seed,
             "replay": replay,
@@ -151,6 +156,7 @@ class Controller:
             "menu": menu,
             "keep": keep,
             "derive": derive,
+            "offload": offload,
             "min_bytes": min_bytes,
             "seed": seed,
             "probe_steps": tuple(probes["probe_steps"]),

@@ -29,6 +29,7 @@ ControllerOptions options_of(const py::dict& given) {
   take("probe_fraction", options.probe_fraction);
   take("replay", options.replay);
   take("derive", options.derive);
+  take("offload", options.offload);
   if (given.contains("codec"))
     for (const PyRule& rule : given["codec"].cast<std::vector<PyRule>>())
       options.codec.push_back(rule_of(rule));

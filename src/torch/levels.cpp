@@ -19,12 +19,15 @@ const std::vector<Level>& levels() {
       {"L2", 4, true},
       {"L2.1", 3, true},
       {"L2.2", 2, true},
+      {"L3", 4, true, {}, true},
       {"paper-L0", std::nullopt, false},
       {"paper-L1", 4, true},
+      {"paper-L2", 4, true, {}, true},
       {"actnn-L0", std::nullopt, false},
       {"actnn-L1", std::nullopt, false, {saved_by("aten::convolution", codecs::Quantize{4})}},
       {"actnn-L2", 4, false},
       {"actnn-L3", 2, true, {everywhere(codecs::Quantize{2, true})}},
+      {"actnn-L4", 2, true, {everywhere(codecs::Quantize{2, true})}, true},
       {"pooled", std::nullopt, false, {saved_by("aten::convolution", codecs::Pool{4})}},
       {"division", std::nullopt, false, {everywhere(codecs::PoolResidual{8, 2})}},
       {"mesa", std::nullopt, false, {everywhere(codecs::RunningRange{8})}},
@@ -43,12 +46,9 @@ struct Refused {
   const char *name, *missing, *instead;
 };
 constexpr Refused kRefused[] = {
-    {"L3", "offloading", "L2"},
-    {"paper-L2", "offloading", "paper-L1"},
     {"paper-CB1", "checkpointing", "paper-L1"},
     {"paper-CB2", "checkpointing and memory-efficient attention", "paper-L1"},
-    {"actnn-L4", "offloading", "actnn-L3"},
-    {"actnn-L5", "offloading and defragmentation", "actnn-L3"},
+    {"actnn-L5", "defragmentation", "actnn-L4"},
 };
 
 }  // namespace

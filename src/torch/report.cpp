@@ -20,6 +20,11 @@ std::string mebibytes(std::int64_t bytes) {
   return text;
 }
 
+// As wide as a column of sizes.
+std::string padded(const std::string& text) {
+  return std::string(text.size() < 9 ? 9 - text.size() : 0, ' ') + text;
+}
+
 // At most `width` characters. The end is kept, as it tells paths apart.
 std::string shortened(const std::string& text, std::size_t width) {
   return text.size() <= width ? text : "~" + text.substr(text.size() - width + 1);
@@ -28,7 +33,7 @@ std::string shortened(const std::string& text, std::size_t width) {
 // Sites of one module and operator. `how` is that of the site that holds most.
 struct Line {
   std::string module, op;
-  std::int64_t saves = 0, saved = 0, unique = 0, held = 0;
+  std::int64_t saves = 0, saved = 0, unique = 0, held = 0, offloaded = 0;
   double spared_ms = 0;
   std::pair<std::int64_t, std::int64_t> largest = {-1, -1};
   std::string how;
@@ -80,8 +85,9 @@ std::string Report::text(std::size_t limit) const {
     line.saved += row.saved_bytes;
     line.unique += row.unique_bytes;
     line.held += row.held_bytes;
+    line.offloaded += row.offloaded_bytes;
     line.spared_ms += row.spared_ms;
-    const std::pair size(row.held_bytes, row.saved_bytes);
+    const std::pair size(row.held_bytes + row.offloaded_bytes, row.saved_bytes);
     if (size > line.largest) {
       line.largest = size;
       line.how = how_of(row);
@@ -90,28 +96,31 @@ std::string Report::text(std::size_t limit) const {
   std::vector<Line> lines;
   for (auto& [name, line] : grouped) lines.push_back(std::move(line));
   std::sort(lines.begin(), lines.end(), [](const Line& a, const Line& b) {
-    return std::tie(b.held, b.unique, b.saved, a.module, a.op) <
-           std::tie(a.held, a.unique, a.saved, b.module, b.op);
+    return std::tuple(b.held + b.offloaded, b.unique, b.saved, a.module, a.op) <
+           std::tuple(a.held + a.offloaded, a.unique, a.saved, b.module, b.op);
   });
 
   char text[256];
   std::string out;
+  const bool offloads = offloaded_bytes > 0;  // otherwise a column of zeros
   const auto add_line = [&](const std::string& module, const std::string& op, const char* saves,
                             const std::string& saved, const std::string& unique,
-                            const std::string& held, const std::string& how) {
-    std::snprintf(text, sizeof text, "%-*s %-*s %5s %9s %9s %9s  %s\n",
+                            const std::string& held, const std::string& offloaded,
+                            const std::string& how) {
+    std::snprintf(text, sizeof text, "%-*s %-*s %5s %9s %9s %9s%s%s  %s\n",
                   static_cast<int>(kModuleWidth), shortened(module, kModuleWidth).c_str(),
                   static_cast<int>(kOperatorWidth), shortened(op, kOperatorWidth).c_str(), saves,
-                  saved.c_str(), unique.c_str(), held.c_str(), how.c_str());
+                  saved.c_str(), unique.c_str(), held.c_str(), offloads ? " " : "",
+                  offloads ? padded(offloaded).c_str() : "", how.c_str());
     out += text;
   };
-  add_line("module", "operator", "saves", "saved", "unique", folded ? "held" : "kept",
+  add_line("module", "operator", "saves", "saved", "unique", folded ? "held" : "kept", "offloaded",
            "how, bits (stored): why");
   const std::size_t shown = limit == 0 ? lines.size() : std::min(limit, lines.size());
   for (std::size_t i = 0; i < shown; ++i) {
     const Line& line = lines[i];
     add_line(line.module, line.op, std::to_string(line.saves).c_str(), mebibytes(line.saved),
-             mebibytes(line.unique), mebibytes(line.held), how_of(line));
+             mebibytes(line.unique), mebibytes(line.held), mebibytes(line.offloaded), how_of(line));
   }
   if (shown < lines.size())
     out += "... and " + std::to_string(lines.size() - shown) + " more lines\n";
@@ -138,6 +147,7 @@ std::string Report::text(std::size_t limit) const {
                 mebibytes(unique_bytes).c_str(), mebibytes(alive_bytes).c_str(),
                 folded ? "held now" : "kept by autograd alone", mebibytes(held_bytes).c_str());
   out += text;
+  if (offloads) out += ", offloaded " + mebibytes(offloaded_bytes);
   if (unseen_bytes) out += "; allocated but not seen here " + mebibytes(*unseen_bytes);
   return out;
 }
@@ -159,6 +169,7 @@ Report report_of(const State& state) {
   Report report;
   report.step = state.blocks.steps;
   report.folded = !state.options.observe_only;
+  if (state.offloader) state.offloader->settle();
   std::int64_t seen = 0;
   for (const Site& site : state.sites->sites()) {
     const Ledger& ledger = site.ledger;
@@ -172,7 +183,8 @@ Report report_of(const State& state) {
     row.saves = ledger.saves;
     row.saved_bytes = ledger.saved_bytes;
     row.unique_bytes = ledger.unique_bytes;
-    row.held_bytes = ledger.held_bytes;
+    row.offloaded_bytes = ledger.away ? ledger.away->load() : 0;
+    row.held_bytes = ledger.held_bytes - row.offloaded_bytes;
     row.duplicate_bytes = ledger.duplicate_bytes;
     Kind kind = ledger.kind;
     // Whether a tensor that an observed site saved stays alive is known only after the block.
@@ -202,6 +214,7 @@ Report report_of(const State& state) {
       report.saved_bytes += row.saved_bytes;
       report.unique_bytes += row.unique_bytes;
       report.held_bytes += row.held_bytes;
+      report.offloaded_bytes += row.offloaded_bytes;
       report.alive_bytes += kind == Kind::kAlive ? row.unique_bytes : 0;
     }
     report.rows.push_back(std::move(row));
@@ -211,8 +224,9 @@ Report report_of(const State& state) {
   if (state.blocks.grown_bytes)
     report.unseen_bytes = std::max<std::int64_t>(0, *state.blocks.grown_bytes - seen);
   std::sort(report.rows.begin(), report.rows.end(), [](const ReportRow& a, const ReportRow& b) {
-    return std::tie(b.held_bytes, b.unique_bytes, b.saved_bytes, a.module, a.op, a.slot) <
-           std::tie(a.held_bytes, a.unique_bytes, a.saved_bytes, b.module, b.op, b.slot);
+    return std::tuple(b.held_bytes + b.offloaded_bytes, b.unique_bytes, b.saved_bytes, a.module,
+                      a.op, a.slot) < std::tuple(a.held_bytes + a.offloaded_bytes, a.unique_bytes,
+                                                 a.saved_bytes, b.module, b.op, b.slot);
   });
   return report;
 }

@@ -59,6 +59,15 @@ StoreOptions options_now(State& state) {
   return options;
 }
 
+Offload begin_trip(State& state) {
+  std::shared_ptr<Offloader>& offloader = state.offloader;
+  if (!offloader || state.probing.owns_blocks()) return {};
+  if (offloader->is_of_another_process()) offloader = std::make_shared<Offloader>();
+  if (!state.model.parameters.empty())
+    offloader->require(state.model.parameters.front().tensor.device());
+  return {offloader, offloader->begin()};
+}
+
 int least_width(const State& state) {
   // Few tensors go far below the mean.
   return state.planning.target && uniform_width_of(state) >= 4 ? 2 : 1;

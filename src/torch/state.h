@@ -48,11 +48,12 @@ struct ModelListing {
 
 // Written by blocks as they begin and end.
 struct BlockHistory {
-  std::int64_t steps = 0;                   // blocks in which something was saved
-  std::optional<at::Device> device;         // whose allocator is asked what hooks do not see
-  std::optional<std::int64_t> grown_bytes;  // allocated by the last step and not freed in it
-  bool unmet_samples = false;               // ids were given, but for another batch
-  bool told_compiled = false;               // that graphs of torch.compile are not folded
+  std::int64_t steps = 0;            // blocks in which something was saved
+  std::optional<at::Device> device;  // whose allocator is asked what hooks do not see
+  // Allocated by the last step and not freed in it, or offloaded.
+  std::optional<std::int64_t> grown_bytes;
+  bool unmet_samples = false;  // ids were given, but for another batch
+  bool told_compiled = false;  // that graphs of torch.compile are not folded
   std::atomic<bool> entered{false};
   std::atomic<std::thread::id> thread{};  // of the open block
   std::atomic<bool> told_outside{false};  // that its model ran on a thread without a block
@@ -91,7 +92,8 @@ struct Probing {
 
 struct State {
   StoreOptions options;
-  Policy policy;  // what the user says about codecs
+  std::shared_ptr<Offloader> offloader;  // null where everything stays on its device
+  Policy policy;                         // what the user says about codecs
   std::shared_ptr<SiteTable> sites = std::make_shared<SiteTable>();
   ModelListing model;
   BlockHistory blocks;
@@ -110,6 +112,10 @@ std::uint64_t rounding_seed(const State& state);
 
 // Options of the block that is about to begin: widths that are not planned follow the target.
 StoreOptions options_now(State& state);
+
+// Where the block that is about to begin sends what it keeps. Raises where the model's device has
+// nowhere to send it.
+Offload begin_trip(State& state);
 
 // The narrowest width worth measuring for what the user wants.
 int least_width(const State& state);

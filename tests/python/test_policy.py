@@ -142,6 +142,7 @@ PRESETS = {
     "actnn-L1": ("lossy", "raw"),
     "actnn-L2": ("lossy", "lossy"),
     "actnn-L3": ("per sample", "per sample"),
+    "actnn-L4": ("per sample", "per sample"),
     "pooled": ("pooled", "raw"),
     "division": ("pooled and residual", "pooled and residual"),
     "mesa": ("running range", "running range"),
@@ -170,8 +171,8 @@ def test_a_tensor_that_is_only_too_small_stays_with_the_plan():
 
 
 def test_presets_that_need_more_say_so():
-    with pytest.raises(ValueError, match=r"'actnn-L4' needs offloading.*'actnn-L3' is the same"):
-        backfold.Controller(level="actnn-L4")
+    with pytest.raises(ValueError, match=r"'actnn-L5' needs defrag.*'actnn-L4' is the same"):
+        backfold.Controller(level="actnn-L5")
     with pytest.raises(ValueError, match=r"level must be one of .*actnn-L3.*division"):
         backfold.Controller(level="actnn-L7")
     with pytest.raises(ValueError, match="'mesa' sets its own codec"):

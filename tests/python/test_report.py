@@ -226,6 +226,21 @@ def test_what_is_alive_anyway_is_held_by_reference_and_packed_again_when_it_is_n
     assert site["kind"] == "lossy" and 0 < site["held_bytes"] < x.nbytes // 6
 
 
+def test_what_is_alive_for_one_reader_is_held_for_another_that_needs_it(device):
+    x = torch.rand(512, 512, device=device).add_(1).requires_grad_()
+    fold = backfold.Controller(bits=4, adaptive=False, derive=False)
+    for _ in range(2):
+        with fold:
+            y = x @ x.detach()
+            loss = functional.gelu(y).sum() + torch.log(y).sum()
+        del y
+        # GELU finds its input alive, because the logarithm's graph, which is kept, has it.
+        loss.backward(retain_graph=True)
+    rows = {row["op"]: row for row in fold.report().to_dict()["sites"]}
+    assert rows["aten::gelu"]["kind"] == "alive"
+    assert rows["aten::log"]["held_bytes"] == x.nbytes  # 0 if the first save decides
+
+
 def test_masks_and_indices(device):
     words, layer = torch.randint(100, (64, 32), device=device), nn.Embedding(100, 32).to(device)
 

@@ -65,6 +65,32 @@ TEST(Controller, FourBitsGiveANoisyGradientAndHoldLess) {
   EXPECT_EQ(row_of(report, "aten::mm")->kind, "lossy");
 }
 
+TEST(Controller, OffloadingLeavesGradientsBitwise) {
+  const torch::Tensor weight = torch::randn({4096, 64}).requires_grad_();
+  for (const std::optional<double> bits : {std::optional<double>(), std::optional<double>(4)}) {
+    ControllerOptions options = options_with(bits);
+    options.adaptive = false;
+    Controller here(options);
+    options.offload = true;
+    Controller away(options);
+    torch::Tensor loss;
+    for (int step = 0; step < 3; ++step) {
+      {
+        const auto scope = away.enter();
+        torch::manual_seed(1);
+        const torch::Tensor x = torch::randn({64, weight.size(0)}).mul(2);
+        const torch::Tensor r = torch::relu(x.matmul(weight));
+        loss = (r * r).sum();
+      }
+      // The first step does not know what is asked for first; later, this is all there is, and
+      // stays.
+      while (step == 0 && away.report().offloaded_bytes == 0) std::this_thread::yield();
+      EXPECT_TRUE(torch::autograd::grad({loss}, {weight})[0].equal(gradient(&here, weight)));
+    }
+    EXPECT_EQ(here.report().offloaded_bytes, 0);
+  }
+}
+
 TEST(Controller, ParametersOfTheModelAreNotPacked) {
   torch::nn::Linear model(256, 256);
   model->weight.requires_grad_(false);  // frozen: only the model says that it is a parameter

@@ -36,15 +36,19 @@ TEST(Options, LevelsNameTargetsAndCodecs) {
   EXPECT_FALSE(Controller(level("L0")).state().options.bits);
   EXPECT_EQ(Controller(level("L1.1")).state().options.bits, 8);
   EXPECT_EQ(Controller(level("L2.1")).state().planning.target->value, 3);
+  EXPECT_FALSE(Controller(level("L2")).state().offloader);
+  for (const char* name : {"L3", "paper-L2", "actnn-L4"})
+    EXPECT_TRUE(Controller(level(name)).state().offloader) << name;
   Controller division(level("division"));
   ASSERT_EQ(division.state().policy.rules().size(), 1U);
   EXPECT_EQ(division.state().policy.rules()[0].reason, "PoolResidual(block=8, bits=2)");
 }
 
 TEST(Options, WhatIsNotAllowedIsNamed) {
-  EXPECT_EQ(message_of([] { Controller fold(level("L3")); }),
-            "level='L3' needs offloading, which Backfold does not support yet; 'L2' is the same "
-            "without it");
+  EXPECT_EQ(
+      message_of([] { Controller fold(level("paper-CB1")); }),
+      "level='paper-CB1' needs checkpointing, which Backfold does not support yet; 'paper-L1' "
+      "is the same without it");
   EXPECT_NE(message_of([] { Controller fold(level("l2")); }).find("got 'l2'"), std::string::npos);
   ControllerOptions both = level("L2");
   both.ratio = 8;

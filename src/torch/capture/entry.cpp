@@ -141,7 +141,7 @@ Entry::Entry(std::shared_ptr<State> state)
     : state_(std::move(state)),
       outer_(current_entry),
       store_(options_now(*state_), state_->sites, state_->policy, state_->model.parameters,
-             state_->spare_memory),
+             state_->spare_memory, begin_trip(*state_)),
       allocated_before_(allocated_bytes(state_->blocks.device)) {
   hook_installer().install();  // first, as it may raise
   if (state_->options.observe_only && !allocated_before_) {
@@ -172,11 +172,15 @@ Entry::~Entry() {
   current_entry = outer_;
   if (observes_calls()) observe_calls(nullptr, nullptr);
   hook_installer().uninstall();
+  try {
+    store_.send_references();
+  } catch (const std::exception&) {  // they stay
+  }
   if (allocations_) c10::ThreadLocalDebugInfo::_pop(c10::DebugInfoKind::PROFILER_STATE);
   if (saved_where_counted_ && allocated_before_) {
     const std::int64_t now =
         allocations_ ? allocations_->net() : *allocated_bytes(state_->blocks.device);
-    state_->blocks.grown_bytes = now - *allocated_before_;
+    state_->blocks.grown_bytes = now - *allocated_before_ + store_.away_bytes();
   }
   if (state_->options.observe_only) store_.judge_alive();
   if (!state_->probing.owns_blocks()) {

@@ -71,12 +71,13 @@ struct Site;
 struct Ledger {
   std::int64_t step = -1;
   std::int64_t saves = 0;
-  std::int64_t saved_bytes = 0;      // autograd alone, save by save
-  std::int64_t unique_bytes = 0;     // memory that no earlier save of the step kept
-  std::int64_t held_bytes = 0;       // kept now, by autograd alone
-  std::int64_t duplicate_bytes = 0;  // saved again and served by what was there
-  std::int64_t elements = 0;         // of packets
-  Kind kind = Kind::kPassed;         // of the save that holds most
+  std::int64_t saved_bytes = 0;                     // autograd alone, save by save
+  std::int64_t unique_bytes = 0;                    // memory that no earlier save of the step kept
+  std::int64_t held_bytes = 0;                      // kept now, by autograd alone, wherever it is
+  std::shared_ptr<std::atomic<std::int64_t>> away;  // bytes of it that have left their device
+  std::int64_t duplicate_bytes = 0;                 // saved again and served by what was there
+  std::int64_t elements = 0;                        // of packets
+  Kind kind = Kind::kPassed;                        // of the save that holds most
   std::int64_t kind_bytes = -1;
   int bits = 0;
   Grouping grouping;

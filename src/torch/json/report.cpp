@@ -17,6 +17,7 @@ Json row_as_json(const ReportRow& row) {
           {"saved_bytes", row.saved_bytes},
           {"unique_bytes", row.unique_bytes},
           {"held_bytes", row.held_bytes},
+          {"offloaded_bytes", row.offloaded_bytes},
           {"duplicate_bytes", row.duplicate_bytes},
           {"kind", row.kind},
           {"bits", row.bits},
@@ -48,6 +49,7 @@ std::string Report::json() const {
   json["saved_bytes"] = saved_bytes;
   json["unique_bytes"] = unique_bytes;
   json["held_bytes"] = held_bytes;
+  json["offloaded_bytes"] = offloaded_bytes;
   json["alive_bytes"] = alive_bytes;
   json["spared_bytes"] = spared_bytes;
   json["spared_ms"] = spared_ms;

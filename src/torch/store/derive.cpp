@@ -151,7 +151,7 @@ std::shared_ptr<Hold> Store::refer_to(const at::Tensor& tensor) {
   return hold;
 }
 
-std::shared_ptr<Derived> Store::derivation_of(const at::Tensor& tensor, const Site& site) {
+std::shared_ptr<Derived> Store::derivation_of(const at::Tensor& tensor, Site& site) {
   const Tracked* tracked = known(tensor);
   Value* value = tracked ? tracked->value : nullptr;
   if (!value || !value->op || value->type != tensor.scalar_type()) return nullptr;

@@ -72,10 +72,10 @@ void place(std::vector<c10::IValue>& arguments, c10::ArrayRef<Source> sources,
 }
 
 // Whether a storage still has the memory that is read: its owner may free it, as FSDP does.
-bool holds(Hold& hold, const Source& source) {
+bool holds(const c10::Storage& storage, const Source& source) {
   const Span span = span_of(source.view);
   return static_cast<std::size_t>(span.begin + span.count) * c10::elementSize(source.type) <=
-         hold.storage().nbytes();
+         storage.nbytes();
 }
 
 }  // namespace
@@ -196,8 +196,9 @@ at::Tensor Derived::checked(const Source& source) const {
               lost(c10::str("was modified in place before backward (version ", counter.now(),
                             ", expected ", counter.stood_at, ")")),
               "Run backward first, or set derive=False.");
-  TORCH_CHECK(holds(**hold, source), lost("lost its memory before backward"), "Set derive=False.");
-  return source.get();
+  c10::Storage storage = (*hold)->storage();  // once: it may have to come from elsewhere
+  TORCH_CHECK(holds(storage, source), lost("lost its memory before backward"), "Set derive=False.");
+  return tensor_at(std::move(storage), source.view, source.type);
 }
 
 c10::Storage Derived::run() const {

@@ -85,4 +85,9 @@ at::Tensor tensor_at(c10::Storage storage, const View& view, at::ScalarType type
   return tensor;
 }
 
+at::Tensor bytes_in(c10::Storage storage) {
+  const View all{{static_cast<std::int64_t>(storage.nbytes())}, {1}, 0};
+  return tensor_at(std::move(storage), all, at::kByte);
+}
+
 }  // namespace backfold::torch_layer

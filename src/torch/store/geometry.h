@@ -66,6 +66,9 @@ View view_in_copy(const at::Tensor& tensor, const at::Tensor& copy);
 // The tensor at `view` of a storage, without history. The element type and device are given.
 at::Tensor tensor_at(c10::Storage storage, const View& view, at::ScalarType type);
 
+// All bytes of a storage, in one dimension.
+at::Tensor bytes_in(c10::Storage storage);
+
 }  // namespace backfold::torch_layer
 
 #endif  // BACKFOLD_TORCH_STORE_GEOMETRY_H_

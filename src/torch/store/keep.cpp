@@ -72,17 +72,24 @@ Saved Store::hold(Saving& saving, Tracked& tracked, Kind kind, const char* reaso
   const auto storage_bytes = static_cast<std::int64_t>(saving.tensor.storage().nbytes());
   ledger.unique_bytes += saving.first ? storage_bytes : 0;
   std::shared_ptr<Hold> hold = tracked.hold.lock();
-  if (hold && hold->version() == version) {
-    ledger.duplicate_bytes += saving.bytes;
-    describe(ledger, Kind::kShared, 0, "held by reference", 0);
-  } else {
+  const bool known = hold && hold->version() == version;
+  if (!known) {
     hold = std::make_shared<Hold>(saving.tensor.storage(), version,
                                   kind == Kind::kAlive ? &saving.site : nullptr);
     tracked.hold = hold;
-    ledger.held_bytes += kind == Kind::kAlive ? 0 : storage_bytes;
+  }
+  // The first that needs it in any case holds it, also where an earlier save took it for alive.
+  const bool holds = kind != Kind::kAlive && hold->pin();
+  if (holds) {
+    ledger.held_bytes += storage_bytes;
+    offer(hold, saving.site, &tracked);
+  }
+  if (known) ledger.duplicate_bytes += saving.bytes;
+  if (known && !holds) {
+    describe(ledger, Kind::kShared, 0, "held by reference", 0);
+  } else {
     describe(ledger, kind, 0, reason, storage_bytes);
   }
-  if (kind != Kind::kAlive) hold->pin();
   return saved(saving, view_in_span(saving.tensor, 0), std::move(hold), false);
 }
 
@@ -103,6 +110,7 @@ Saved Store::hold_part(Saving& saving, Tracked& tracked, const char* reason) {
   const at::Tensor copy = without_gaps(tensor);
   const auto hold = std::make_shared<Hold>(copy.storage(), version, nullptr);
   hold->pin();
+  offer(hold, saving.site, nullptr);
   tracked.parts.push_back({original, view_in_copy(tensor, copy), hold});
   const auto bytes = static_cast<std::int64_t>(copy.nbytes());
   ledger.held_bytes += bytes;
@@ -115,7 +123,7 @@ std::optional<Saved> Store::share(Saving& saving, Tracked& tracked) {
   const std::uint32_t version = tensor._version();
   if (const auto hold = tracked.hold.lock(); hold && hold->version() == version) {
     const bool needed = saving.demand.reads == Reads::kExactly || !saving.width.choice;
-    return this->hold(saving, tracked, needed ? Kind::kRaw : Kind::kAlive, "");
+    return this->hold(saving, tracked, needed ? Kind::kRaw : Kind::kAlive, saving.demand.reason);
   }
   const Span span = span_of(tensor);
   const int bits = saving.width.least;
@@ -205,6 +213,7 @@ Saved Store::pack(Saving& saving, Tracked& tracked, const Treatment& treatment, 
     saving.site.root = nullptr;
     count_packet(ledger.lossy, tensor, count);
   }
+  if (offload_.trip) packet->leave(passage_of(saving.site));
   return saved(saving, packet->packed_view(), packet, treatment.kind == Kind::kPredicate);
 }
 

@@ -4,32 +4,23 @@
 
 #include <ATen/core/grad_mode.h>
 #include <c10/core/DeviceGuard.h>
-#include <c10/core/Event.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <array>
+#include <utility>
 
 #include "torch/codec/shares.h"
 
 namespace backfold::torch_layer {
 namespace {
 
-// A captured graph would round with the same random numbers at every replay.
-template <typename Device>
-void refuse_capture(const Device& device, const c10::Stream& stream) {
-  if constexpr (requires { device.isStreamCapturing(stream); }) {  // torch 2.12 and later
-    TORCH_CHECK(!device.isStreamCapturing(stream),
-                "backfold: nothing can be folded while a CUDA graph is captured");
-  }
-}
-
 // Before a payload is made on the current stream. The source may be freed before the kernel has
 // run, and may come from another stream: its memory must wait for this one.
 void prepare(const at::Tensor& source, const std::optional<c10::Stream>& stream) {
   if (!stream) return;
-  const c10::impl::VirtualGuardImpl device(source.device().type());
-  refuse_capture(device, *stream);
-  device.recordDataPtrOnStream(source.storage().data_ptr(), *stream);
+  refuse_capture(*stream);
+  c10::impl::VirtualGuardImpl(source.device().type())
+      .recordDataPtrOnStream(source.storage().data_ptr(), *stream);
 }
 
 at::Tensor pack_span(const at::Tensor& source, const Span& span, const at::Tensor* dense_copy,
@@ -42,19 +33,6 @@ at::Tensor pack_span(const at::Tensor& source, const Span& span, const at::Tenso
 }
 
 }  // namespace
-
-std::optional<c10::Stream> current_stream(const at::Device& device) {
-  if (!device.is_cuda()) return std::nullopt;
-  return c10::impl::VirtualGuardImpl(device.type()).getStream(device);
-}
-
-void hand_over(const c10::DataPtr& memory, const c10::Stream& written_on, const c10::Stream& now) {
-  // Whatever that stream has been given by now includes the kernel that wrote.
-  c10::Event written(now.device_type());
-  written.record(written_on);
-  written.block(now);
-  c10::impl::VirtualGuardImpl(now.device_type()).recordDataPtrOnStream(memory, now);
-}
 
 std::optional<c10::Storage> DecodedOnce::get(const std::optional<c10::Stream>& stream) const {
   if (!storage_ || stream != stream_) return std::nullopt;
@@ -81,7 +59,8 @@ SharedPacket::SharedPacket(const at::Tensor& source, const Span& span, const at:
       source_(source.storage().getWeakStorageImpl()),
       source_bytes_(source.storage().nbytes()),
       counter_(source),
-      stream_(current_stream(source.device())) {}
+      stream_(current_stream(source.device())),
+      device_(source.device()) {}
 
 void SharedPacket::pack(const at::Tensor& source, const at::Tensor* dense_copy, const Key& key,
                         std::optional<Normalisation> by) {
@@ -110,51 +89,65 @@ void SharedPacket::complete(c10::ArrayRef<c10::IValue> results) {
   // What cannot be packed stays held.
   pack(waiting_->dense, nullptr, waiting_->key, std::move(by));
   waiting_.reset();
+  if (passage_) depart(*std::exchange(passage_, std::nullopt));
+}
+
+void SharedPacket::leave(Passage passage) {
+  const std::lock_guard lock(mutex_);
+  if (waiting_) {
+    passage_ = std::move(passage);
+  } else {
+    depart(passage);
+  }
+}
+
+void SharedPacket::depart(const Passage& passage) {
+  parcel_ = passage.send(payload_, stream_);
+  if (parcel_) payload_.reset();
 }
 
 SharedPacket::~SharedPacket() {
   if (learns_sign_) site_.sign = values_read_ ? Site::Sign::kAlsoValues : Site::Sign::kOnlySign;
 }
 
-at::Tensor SharedPacket::unpacked() const {
-  if (by_) return unpack_payload(payload_, std::get<GroupFormat>(format_), *by_, type_);
-  const at::Tensor values = unpack_payload(payload_, format_, {span_.count}, {1}, type_);
+at::Tensor SharedPacket::unpacked(const at::Tensor& payload) const {
+  if (by_) return unpack_payload(payload, std::get<GroupFormat>(format_), *by_, type_);
+  const at::Tensor values = unpack_payload(payload, format_, {span_.count}, {1}, type_);
   if (shares_along_) restore_sums(tensor_at(values.storage(), packed_view_, type_), *shares_along_);
   return values;
 }
 
-void SharedPacket::fetch() const {
-  const std::optional<c10::Stream> now = current_stream(payload_.device());
+at::Tensor SharedPacket::fetch() const {
+  at::Tensor payload = parcel_ ? parcel_->get() : payload_;
+  const std::optional<c10::Stream> now = current_stream(device_);
   if (now && *now != *stream_) {
-    hand_over(payload_.storage().data_ptr(), *stream_, *now);
+    if (!parcel_) hand_over(payload.storage().data_ptr(), *stream_, *now);
     for (const at::Tensor& statistic :
          by_ ? std::array{by_->mean, by_->rstd} : std::array<at::Tensor, 2>{})
       if (statistic.defined()) hand_over(statistic.storage().data_ptr(), *stream_, *now);
   }
+  return payload;
 }
 
 std::optional<at::Tensor> SharedPacket::finish(const Finish& finish, at::ScalarType type) {
   const std::lock_guard lock(mutex_);
   const auto* group = std::get_if<GroupFormat>(&format_);
   if (waiting_ || !group || has_source()) return std::nullopt;
-  fetch();
-  return unpack_finished(payload_, *group, by_, finish, type);
+  return unpack_finished(fetch(), *group, by_, finish, type);
 }
 
 std::optional<at::Tensor> SharedPacket::bits() {
   const std::lock_guard lock(mutex_);
   const auto* predicate = std::get_if<PredicateFormat>(&format_);
   if (!predicate || !(predicate->if_true > 0) || predicate->if_false > 0) return std::nullopt;
-  fetch();
-  return payload_;
+  return fetch();
 }
 
 c10::Storage SharedPacket::decode(bool share) {
-  const std::optional<c10::Stream> now = current_stream(payload_.device());
+  const std::optional<c10::Stream> now = current_stream(device_);
   if (share)
     if (auto earlier = decoded_.get(now)) return *earlier;
-  fetch();
-  const at::Tensor decoded = unpacked();
+  const at::Tensor decoded = unpacked(fetch());
   if (share) decoded_.set(decoded.storage(), now);
   return decoded.storage();
 }
@@ -196,9 +189,23 @@ void SharedPacket::forget_source() {
   overwritten_ = true;
 }
 
-const c10::Storage& Hold::storage() {
+c10::Storage Hold::storage() {
   if (site_ && !judged_.exchange(true) && !pinned_) site_->alive = alive_elsewhere();
-  return storage_;
+  const std::lock_guard lock(mutex_);
+  return parcel_ ? parcel_->get().storage() : storage_;
+}
+
+bool Hold::alive_elsewhere() const {
+  const std::lock_guard lock(mutex_);
+  return storage_ && storage_.use_count() > 1;
+}
+
+bool Hold::leave(const Passage& passage) {
+  const std::lock_guard lock(mutex_);
+  if (storage_.use_count() > 1) return false;
+  parcel_ = passage.send(bytes_in(storage_), stream_);
+  if (parcel_) storage_ = {};
+  return true;
 }
 
 ParameterCopy::ParameterCopy(const at::Tensor& parameter, const at::Tensor& copy)

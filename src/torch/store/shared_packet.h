@@ -23,8 +23,10 @@
 #include "torch/codec/codec.h"
 #include "torch/codec/finish.h"
 #include "torch/codec/policy.h"
+#include "torch/offload/offloader.h"
 #include "torch/store/counter.h"
 #include "torch/store/geometry.h"
+#include "torch/streams.h"
 
 namespace backfold::torch_layer {
 
@@ -42,11 +44,19 @@ class DecodedOnce {
   std::optional<c10::Stream> stream_;
 };
 
-// The current stream of a device that has streams.
-std::optional<c10::Stream> current_stream(const at::Device& device);
+// How what is kept leaves its device: with which block, from which place.
+struct Passage {
+  std::shared_ptr<Offloader> offloader;
+  std::shared_ptr<Trip> trip;
+  std::uint64_t place = 0;
+  std::shared_ptr<AwayBytes> away;
 
-// Lets the stream `now` read what was written on another, and the memory wait for it.
-void hand_over(const c10::DataPtr& memory, const c10::Stream& written_on, const c10::Stream& now);
+  // Null where it stays the caller's.
+  std::shared_ptr<Parcel> send(const at::Tensor& bytes,
+                               const std::optional<c10::Stream>& written_on) const {
+    return offloader->send(trip, place, bytes, written_on, away);
+  }
+};
 
 class SharedPacket {
  public:
@@ -71,6 +81,9 @@ class SharedPacket {
   // With what the norm's call made. Where that is nothing, the call has failed, and the tensor goes
   // on being held.
   void complete(c10::ArrayRef<c10::IValue> results);
+
+  // Its payload leaves the device, now or when it is packed.
+  void leave(Passage passage);
 
   // The tensor of that view: the source's own memory where it is still alive, else decoded. With
   // `share`, decoded memory may be that of another reader.
@@ -118,9 +131,10 @@ class SharedPacket {
 
   c10::Storage decode(bool share);
   bool has_source() const;
-  // Lets the current stream read the payload.
-  void fetch() const;
-  at::Tensor unpacked() const;
+  void depart(const Passage& passage);
+  // The payload, for the current stream.
+  at::Tensor fetch() const;
+  at::Tensor unpacked(const at::Tensor& payload) const;
 
   Site& site_;
   const int rule_;
@@ -133,7 +147,10 @@ class SharedPacket {
   const std::size_t source_bytes_;
   const Counter counter_;
   const std::optional<c10::Stream> stream_;
-  at::Tensor payload_;
+  const at::Device device_;
+  at::Tensor payload_;  // undefined while it is a parcel
+  std::shared_ptr<Parcel> parcel_;
+  std::optional<Passage> passage_;  // of a packet that waits
   std::optional<Waiting> waiting_;
   std::optional<NormRows> rows_;
   std::optional<Normalisation> by_;
@@ -146,24 +163,32 @@ class SharedPacket {
 };
 
 // A storage held by reference. One Hold serves all saves of a storage in an entry, so that a use
-// count of 1 means that only autograd has it.
+// count of 1 means that only autograd has it: it may then leave its device.
 class Hold {
  public:
   // `site`, if any, chose this because the program still had the storage at the last backward.
   Hold(c10::Storage storage, std::uint32_t version, Site* site)
-      : storage_(std::move(storage)), version_(version), site_(site) {}
+      : version_(version),
+        site_(site),
+        stream_(current_stream(storage.device())),
+        storage_(std::move(storage)) {}
 
-  // A reader needs it in any case.
-  void pin() { pinned_ = true; }
-  const c10::Storage& storage();
+  // A reader needs it in any case. True for the first.
+  bool pin() { return !pinned_.exchange(true); }
+  c10::Storage storage();
   std::uint32_t version() const { return version_; }
-  bool alive_elsewhere() const { return storage_.use_count() > 1; }
+  bool alive_elsewhere() const;
+  // Lets it leave. False while something else has it.
+  bool leave(const Passage& passage);
 
  private:
-  const c10::Storage storage_;
   const std::uint32_t version_;
   Site* const site_;
+  const std::optional<c10::Stream> stream_;  // that had written it
   std::atomic<bool> pinned_{false}, judged_{false};
+  mutable std::mutex mutex_;
+  c10::Storage storage_;  // null while it is a parcel
+  std::shared_ptr<Parcel> parcel_;
 };
 
 // A copy of a parameter in another type, made again when it is read.

@@ -149,6 +149,7 @@ std::optional<Source> Store::source_instead(const Value::Input& input, const Nee
   hold->pin();
   if (!value.parameter) {
     home.hold = hold;
+    offer(hold, need.reader, &home);
     effort.add_leaf(hold.get(), Effort::Leaf{bytes, true, home.site});
   }
   return Source{std::move(hold), input.view, input.type, input.counter, input.position};

@@ -14,13 +14,21 @@ namespace {
 
 std::atomic<ParameterTest> is_parameter_by_class{nullptr};
 
+// References that each save looks at, to see whether they can leave. Most leave at the next save;
+// a few wait for as long as the program has them.
+constexpr std::size_t kOfferedLookedAt = 8;
+
 }  // namespace
 
 void recognise_parameters_by(ParameterTest test) { is_parameter_by_class = test; }
 
 Store::Store(const StoreOptions& options, std::shared_ptr<SiteTable> sites, Policy& policy,
-             const std::vector<Parameter>& parameters, SpareMemory& memory)
-    : options_(options), sites_(std::move(sites)), policy_(policy), memory_(memory) {
+             const std::vector<Parameter>& parameters, SpareMemory& memory, Offload offload)
+    : options_(options),
+      sites_(std::move(sites)),
+      policy_(policy),
+      offload_(std::move(offload)),
+      memory_(memory) {
   parameters_.reserve(parameters.size());
   storages_.reserve(sites_->sites().size() + parameters.size());
   for (const Parameter& parameter : parameters)
@@ -85,6 +93,7 @@ Saved Store::saved(Saving& saving, View view, Saved::Kept kept, bool for_reader_
 Saved Store::save(const at::Tensor& tensor, Site& site, const Demand& demand, std::int64_t step,
                   const char* obstacle, bool tanh) {
   const at::AutoGradMode no_grad(false);
+  send_offered(kOfferedLookedAt);
   const char* why = obstacle ? obstacle : obstacle_in(tensor);
   const std::int64_t bytes = saved_bytes(tensor);
   Saving saving{tensor, site, demand, step, bytes};

@@ -56,11 +56,17 @@ struct Parameter {
   bool buffer = false;  // a forward may change it
 };
 
+// Where the block sends what it keeps; null where everything stays.
+struct Offload {
+  std::shared_ptr<Offloader> offloader;
+  std::shared_ptr<Trip> trip;
+};
+
 class Store {
  public:
   // Storages of `parameters` are never packed. The policy and the memory belong to the caller.
   Store(const StoreOptions& options, std::shared_ptr<SiteTable> sites, Policy& policy,
-        const std::vector<Parameter>& parameters, SpareMemory& memory);
+        const std::vector<Parameter>& parameters, SpareMemory& memory, Offload offload);
 
   // The landmark that a tensor is, or is a view or low-precision copy of; 0 for other tensors.
   std::uint32_t landmark_of(const at::Tensor& tensor) const;
@@ -91,7 +97,12 @@ class Store {
   // and how the tensor would be made again from such references, if it would.
   std::shared_ptr<Hold> refer_to(const at::Tensor& tensor);
   at::Tensor copied_by(const at::Tensor& tensor) const;
-  std::shared_ptr<Derived> derivation_of(const at::Tensor& tensor, const Site& site);
+  std::shared_ptr<Derived> derivation_of(const at::Tensor& tensor, Site& site);
+
+  // The block ends: references that nothing else has leave the device, if anything does.
+  void send_references();
+  // Bytes that have left it.
+  std::int64_t away_bytes() const { return offload_.trip ? offload_.trip->away_bytes() : 0; }
 
   // Whether a tensor that is kept per sample had as many samples as there were ids.
   bool met_samples() const { return met_samples_; }
@@ -136,6 +147,12 @@ class Store {
   // By the rule of the policy; none where its codec does not fit and need not.
   std::optional<Saved> encode(Saving& saving, Tracked& tracked, bool tanh);
   Key next_key(Site& site, std::int64_t step) const;
+  // store/leave.cpp. How what a site keeps leaves.
+  Passage passage_of(Site& site) const;
+  // A reference may leave as soon as nothing else has its storage: looks at all of those that were
+  // offered, or at a few, in turn.
+  void offer(const std::shared_ptr<Hold>& hold, Site& site, const Tracked* home);
+  void send_offered(std::size_t most);
   // The ledger of the step, with this save counted in it: once for each save.
   Ledger& book(Saving& saving);
   Saved saved(Saving& saving, View view, Saved::Kept kept, bool for_reader_only);
@@ -147,7 +164,7 @@ class Store {
     std::int64_t bytes = 0;             // of the reader
     std::int64_t instead = 0;           // bytes of memory that may be kept only for this
     std::optional<NormRows> rows = {};  // of a norm that will be applied
-    const Site& reader;
+    Site& reader;
   };
   Need need_of(const Saving& saving) const;
   // What is known of the tensor's storage, from now on if nothing was; or null.
@@ -165,6 +182,13 @@ class Store {
   const StoreOptions options_;
   const std::shared_ptr<SiteTable> sites_;
   Policy& policy_;
+  const Offload offload_;
+  struct Offered {
+    std::weak_ptr<Hold> hold;
+    Site* site = nullptr;
+    const Tracked* home = nullptr;  // of its storage, if it is not a copy
+  };
+  std::deque<Offered> offered_;
   bool met_samples_ = false;
   std::shared_ptr<SharedPacket> waiting_;
   ska::flat_hash_map<const c10::StorageImpl*, Known> parameters_;  // and buffers
