@@ -17,6 +17,7 @@ import torch
 from backfold import _C
 from backfold._call_state import undone
 from backfold._check import CheckResult, check_gradients
+from backfold._graph_hooks import graph_hooks
 from backfold._listing import kept_paths, named_tensors, require_kernels
 from backfold._module_hooks import cuda_device, module_hooks
 from backfold._options import UNSET, Unset, probe_options, target_options
@@ -175,6 +176,7 @@ class Controller:
     def _list_model(self) -> None:
         modules = dict(self._model.named_modules()) if self._model is not None else {}
         kept = kept_paths(modules, self._keep)
+        self._kept = tuple(sorted(kept))
         rules = places(self._rules, modules)
         tensors = named_tensors(self._model)
         require_kernels(tensors)
@@ -225,7 +227,7 @@ class Controller:
             if self._probes is not None:
                 self._probes.before_step()
             watch = self._core.wants_modules()
-            self._core.enter(device)
+            self._core.enter(device, graph_hooks(self._core.graph_rules(), self._kept))
         except BaseException:
             if self._probes is not None:
                 self._probes.cancel()

@@ -85,6 +85,9 @@ class Store {
   at::Tensor copied_by(const at::Tensor& tensor) const;
   std::shared_ptr<Derived> derivation_of(const at::Tensor& tensor, const Site& site);
 
+  // The key of the next packet of a site.
+  Key next_key(Site& site, std::int64_t step) const;
+
   // Whether a tensor that is kept per sample had as many samples as there were ids.
   bool met_samples() const { return met_samples_; }
 
@@ -127,7 +130,6 @@ class Store {
   Saved pack(Saving& saving, Tracked& tracked, const Treatment& treatment, at::Tensor copy = {});
   // By the rule of the policy; none where its codec does not fit and need not.
   std::optional<Saved> encode(Saving& saving, Tracked& tracked, bool tanh);
-  Key next_key(Site& site, std::int64_t step) const;
   // The ledger of the step, with this save counted in it: once for each save.
   Ledger& book(Saving& saving);
   Saved saved(Saving& saving, View view, Saved::Kept kept, bool for_reader_only);
