@@ -2,9 +2,9 @@
 """Folding inside the graphs of torch.compile.
 
 While a block is open, autograd's stack of hooks has a pair of GraphModules on top. Dynamo guards on
-their identity, so that a graph which folds runs inside of blocks alone, and AOTAutograd, when it has
-cut a graph into forward and backward, calls them for each tensor between the two, with both graphs
-at hand. What they return becomes part of the graphs.
+their identity, so that a graph which folds runs inside of blocks alone. When AOTAutograd has cut a
+graph into forward and backward, it calls them for each tensor between the two, with both graphs at
+hand, and what they return becomes part of the graphs.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 
 from backfold import _C
+from backfold._graph_order import place
 from backfold._graph_reads import Reading, making_of, origin_of, reading_of
 
 _WHY = "backfold"  # the key of a decision in the meta data of a node
@@ -86,6 +87,8 @@ def fold_saved(value: torch.Tensor, *rules: Any) -> Any:
     if decision is None:
         try:
             _align_names(context)
+            ops = torch.ops.backfold
+            place(context["_fw_graph"], context["_bw_graph"], ops.fold.default, ops.unfold.default)
             decision = _decide(context, Rules(*rules))
         except Exception as error:  # of a torch whose graphs are not as they were
             warnings.warn(
@@ -94,15 +97,15 @@ def fold_saved(value: torch.Tensor, *rules: Any) -> Any:
             )
             decision = Decision()
         node.meta[_WHY] = decision
-    place = (decision.module, decision.name)
+    where = (decision.module, decision.name)
     if decision.bits:
         stride = _strides(value.shape, decision.order)
         payload = torch.ops.backfold.fold.default(
-            value, stride, decision.bits, decision.zero_exact, *place
+            value, stride, decision.bits, decision.zero_exact, *where
         )
         return payload, list(value.shape), stride
     if decision.reason:
-        return value, torch.ops.backfold.keep.default(value, *place, decision.reason)
+        return value, torch.ops.backfold.keep.default(value, *where, decision.reason)
     return (value,)
 
 
@@ -144,9 +147,8 @@ def _decide(context: dict[str, Any], rules: Rules) -> Decision:
         if reading.sign and not _is_never_negative(node):
             reason = "backward compares it"
         if not reason:
-            bits = _C.graph_width(
-                rules.bits, rules.spares_small, size, max(making.floor, reading.floor)
-            )
+            floor = max(making.floor, reading.floor)
+            bits = _C.graph_width(rules.bits, rules.spares_small, size, floor)
             bits = max(bits, 2) if zero_exact else bits
             if bits >= 8 * value.element_size():
                 bits, reason = 0, "as narrow as its packet would be"

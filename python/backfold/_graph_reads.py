@@ -18,25 +18,24 @@ from dataclasses import dataclass
 import torch
 from torch.fx import Node
 
+
+def _aten(names: str) -> frozenset[str]:
+    return frozenset(f"aten.{name}" for name in names.split())
+
+
 # Copies of all elements, or of some, in any order: zeros stay zero.
-_MOVES = {
-    f"aten.{name}"
-    for name in (
-        "alias cat clone detach expand permute repeat reshape select slice split split_with_sizes "
-        "squeeze stack t transpose unbind unsqueeze unsafe_split view _unsafe_view"
-    ).split()
-}
-_CASTS = {"aten._to_copy", "prims.convert_element_type"}
+_MOVES = _aten(
+    "alias cat clone detach expand permute repeat reshape select slice split split_with_sizes "
+    "squeeze stack t transpose unbind unsqueeze unsafe_split view _unsafe_view"
+)
+_CASTS = frozenset(("aten._to_copy", "prims.convert_element_type"))
 # Linear in each of their tensors.
-_LINEAR = {
-    f"aten.{name}"
-    for name in (
-        "add addmm baddbmm bmm constant_pad_nd convolution mean mm mul neg rsub sub sum "
-        "convolution_backward"
-    ).split()
-}
+_LINEAR = _aten(
+    "add addmm baddbmm bmm constant_pad_nd convolution convolution_backward mean mm mul neg rsub "
+    "sub sum"
+)
 # Smooth functions whose slope is bounded.
-_SMOOTH = {f"aten.{name}" for name in "cos erf gelu sigmoid silu sin tanh".split()}
+_SMOOTH = _aten("cos erf gelu sigmoid silu sin tanh")
 # Of operators that are linear or smooth in some arguments alone: which, and the fewest bits.
 _ARGUMENTS = {
     "aten.div": {"self": 0},
@@ -58,16 +57,13 @@ _ARGUMENTS = {
     for name in ("flash_attention", "flash_attention_for_cpu", "efficient_attention")
 }
 # Element by element.
-_BROADCASTS = {f"aten.{name}" for name in "add div expand mul rsub sub where".split()}
+_BROADCASTS = _aten("add div expand mul rsub sub where")
 # What makes the statistics of norms and of softmax.
-_STATISTICS = {
-    f"aten.{name}"
-    for name in (
-        "amax amin linalg_vector_norm log logsumexp max mean min norm reciprocal rsqrt sqrt std "
-        "std_mean sum var var_mean"
-    ).split()
-}
-_COMPARISONS = {"aten.le", "aten.gt", "aten.eq", "aten.ne"}
+_STATISTICS = _aten(
+    "amax amin linalg_vector_norm log logsumexp max mean min norm reciprocal rsqrt sqrt std "
+    "std_mean sum var var_mean"
+)
+_COMPARISONS = _aten("eq gt le ne")
 
 
 @dataclass(frozen=True)
@@ -107,13 +103,13 @@ def reading_of(saved: Node, after_gradient: Callable[[Node], bool]) -> Reading:
 
 
 def origin_of(node: Node, casts: bool = True) -> Node:
-    """What a node is a copy of, in part or as a whole, in any type or, without casts, in its own."""
-    while (
-        len(node.all_input_nodes) == 1
-        and (_name(node) in _MOVES or (casts and _name(node) in _CASTS))
-        or (_is_item(node) and _name(node.args[0]) in _MOVES)
-    ):
-        node = node.all_input_nodes[0]
+    """What a node is a copy of, in part or as a whole, and in another type if `casts`."""
+    copies = _MOVES | _CASTS if casts else _MOVES
+    while len(node.all_input_nodes) == 1:
+        source = node.all_input_nodes[0]
+        if _name(node) not in copies and not (_is_item(node) and _name(source) in _MOVES):
+            break
+        node = source
     return node
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Graphs of torch.compile in programs of all kinds: what surrounds them, and what they are cut by."""
+"""Graphs of torch.compile in programs of all kinds."""
 
 import contextlib
 
