@@ -17,6 +17,7 @@ import torch
 from backfold import _C
 from backfold._call_state import undone
 from backfold._check import CheckResult, check_gradients
+from backfold._graph_borders import close_borders, open_borders
 from backfold._graph_hooks import graph_hooks
 from backfold._listing import kept_paths, named_tensors, require_kernels
 from backfold._module_hooks import cuda_device, module_hooks
@@ -179,6 +180,7 @@ class Controller:
         self._kept = tuple(sorted(kept))
         rules = places(self._rules, modules)
         tensors = named_tensors(self._model)
+        self._shapes = {tensor.shape for _, tensor, _ in tensors}
         require_kernels(tensors)
         self._core.list_model(
             [(module, path, path in kept, rules[path]) for path, module in modules.items()], tensors
@@ -227,7 +229,8 @@ class Controller:
             if self._probes is not None:
                 self._probes.before_step()
             watch = self._core.wants_modules()
-            self._core.enter(device, graph_hooks(self._core.graph_rules(), self._kept))
+            hooks = graph_hooks(self._core.graph_rules(), self._kept)
+            self._core.enter(device, hooks)
         except BaseException:
             if self._probes is not None:
                 self._probes.cancel()
@@ -235,6 +238,7 @@ class Controller:
         if watch:
             module_hooks.open()
         self._watches = watch
+        self._opened = hooks is not None and open_borders(self._shapes)
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -242,6 +246,8 @@ class Controller:
             self._held_open -= 1
             return
         self._core.exit()
+        if self._opened:
+            close_borders()
         if self._watches:
             module_hooks.close()
         if self._probes is not None:

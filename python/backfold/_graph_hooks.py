@@ -19,6 +19,8 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 
 from backfold import _C
+from backfold._graph_borders import is_anyones, is_input, is_output
+from backfold._graph_nodes import hint
 from backfold._graph_order import place
 from backfold._graph_reads import Reading, making_of, origin_of, reading_of
 
@@ -129,12 +131,14 @@ def _decide(context: dict[str, Any], rules: Rules) -> Decision:
         reason = "of a size that is not known when the graph is compiled"
     elif size < rules.min_bytes:
         pass  # not worth a note
-    elif any(_hint(stride) == 0 for stride in value.stride()):
+    elif any(hint(stride) == 0 for stride in value.stride()):
         reason = "expanded"
     elif module in rules.kept:
         reason = "named in keep="
-    elif _is_made_of_inputs(node):
-        reason = "a copy of an input or a parameter"
+    elif is_anyones(node, context["_fw_graph"], backward):
+        reason = "" if is_input(origin_of(node, casts=False)) else "a copy of a parameter"
+    elif is_output(node, context["_fw_graph"], backward):
+        pass  # whoever asked for it has it
     elif value.dtype == torch.bool:
         bits = 1
     elif value.dtype not in (torch.float32, torch.float16, torch.bfloat16, torch.float64):
@@ -152,7 +156,9 @@ def _decide(context: dict[str, Any], rules: Rules) -> Decision:
             bits = max(bits, 2) if zero_exact else bits
             if bits >= 8 * value.element_size():
                 bits, reason = 0, "as narrow as its packet would be"
-    strides = [_hint(stride) for stride in value.stride()]
+    if node.op == "placeholder":
+        reason = ""  # AOTAutograd allows no second result beside an input
+    strides = [hint(stride) for stride in value.stride()]
     order = tuple(sorted(range(value.dim()), key=lambda dimension: -(strides[dimension] or 0)))
     return Decision(bits, zero_exact, order, value.dtype, module, node.name, reason)
 
@@ -198,11 +204,6 @@ def _nodes_after_gradient(backward: Graph) -> set[Node]:
     return known
 
 
-def _is_made_of_inputs(node: Node) -> bool:
-    """Whether it is alive as long as an input, or as cheap to make of parameters."""
-    return origin_of(node).op in ("placeholder", "get_attr")
-
-
 def _is_never_negative(node: Node) -> bool:
     origin = origin_of(node, casts=False)
     return str(origin.target) == "aten.relu.default"
@@ -223,16 +224,11 @@ def _bytes_of(value: torch.Tensor) -> int | None:
     """Of memory that it fills, not counting dimensions that are expanded."""
     count = 1
     for size, stride in zip(value.shape, value.stride(), strict=True):
-        known = _hint(size)
+        known = hint(size)
         if known is None:
             return None
-        count *= 1 if _hint(stride) == 0 else known
+        count *= 1 if hint(stride) == 0 else known
     return count * value.element_size()
-
-
-def _hint(size: int | torch.SymInt) -> int | None:
-    """A size at the call that the graph is compiled for, without a guard on it."""
-    return size if isinstance(size, int) else size.node.hint
 
 
 def _strides(shape: torch.Size, order: tuple[int, ...]) -> list[Any]:

@@ -11,12 +11,13 @@ operator, known or not, needs it exactly.
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import torch
 from torch.fx import Node
+
+from backfold._graph_nodes import elements, is_item, name_of, slots_of
+from backfold._graph_norms import norm_of
 
 
 def _aten(names: str) -> frozenset[str]:
@@ -66,6 +67,9 @@ _STATISTICS = _aten(
 _COMPARISONS = _aten("eq gt le ne")
 
 
+_CANCELS = "a norm over so few values cancels all but noise"
+
+
 @dataclass(frozen=True)
 class Reading:
     """How a tensor may be kept for its readers."""
@@ -80,7 +84,7 @@ def reading_of(saved: Node, after_gradient: Callable[[Node], bool]) -> Reading:
 
     `after_gradient` says whether a node depends on the gradient that enters the graph.
     """
-    floor, sign = 0, False
+    floor, sign, cancels = 0, False, False
     seen = {saved}
     todo = [(saved, True)]  # and whether it is nothing but a copy of the saved one
     while todo:
@@ -93,13 +97,15 @@ def reading_of(saved: Node, after_gradient: Callable[[Node], bool]) -> Reading:
                 continue
             needed = _bits_needed(reader, value)
             if needed is None:
-                return Reading(exactly=f"{_name(reader)} in backward reads it")
-            floor = max(floor, needed)
+                return Reading(exactly=f"{name_of(reader)} in backward reads it")
+            norm = norm_of(reader, value) if copied else None
+            cancels |= norm is not None and norm.values < 32
+            floor = max(floor, needed, norm.floor if norm else 0)
             if after_gradient(reader) or reader in seen:
                 continue
             seen.add(reader)
-            todo.append((reader, copied and (_name(reader) in _MOVES or _is_item(reader))))
-    return Reading("", floor, sign)
+            todo.append((reader, copied and (name_of(reader) in _MOVES or is_item(reader))))
+    return Reading(_CANCELS if cancels else "", floor, sign)
 
 
 def origin_of(node: Node, casts: bool = True) -> Node:
@@ -107,7 +113,7 @@ def origin_of(node: Node, casts: bool = True) -> Node:
     copies = _MOVES | _CASTS if casts else _MOVES
     while len(node.all_input_nodes) == 1:
         source = node.all_input_nodes[0]
-        if _name(node) not in copies and not (_is_item(node) and _name(source) in _MOVES):
+        if name_of(node) not in copies and not (is_item(node) and name_of(source) in _MOVES):
             break
         node = source
     return node
@@ -116,46 +122,25 @@ def origin_of(node: Node, casts: bool = True) -> Node:
 def making_of(node: Node) -> Reading:
     """What the forward graph says of a tensor: statistics are not rounded, whoever reads them."""
     origin = origin_of(node)
-    if _is_item(origin):
+    if is_item(origin):
         if origin.args[1] > 0:
             return Reading(exactly="a further result of an operator, such as a statistic")
         origin = origin.args[0]
-    if _name(origin) in _STATISTICS:
+    if name_of(origin) in _STATISTICS:
         return Reading(exactly="a statistic that backward scales every element with")
-    if _name(origin) == "aten._softmax":
+    if name_of(origin) == "aten._softmax":
         return Reading(floor=6)
-    if _name(origin) == "aten.div" and _name(origin.args[0]) == "aten.exp":
+    if name_of(origin) == "aten.div" and name_of(origin.args[0]) == "aten.exp":
         return Reading(floor=6)  # the same, taken apart
     return Reading()
 
 
-def elements(node: Node) -> int | None:
-    """At the call that the graph is compiled for, without a guard on it."""
-    value = node.meta.get("val")
-    if isinstance(value, (list, tuple)):
-        return None
-    count = value.numel()
-    return count if isinstance(count, int) else count.node.hint
-
-
-def _name(node: object) -> str:
-    """The operator of a node, without its overload."""
-    target = getattr(node, "target", node)
-    if isinstance(target, torch._ops.OpOverload):
-        return str(target.overloadpacket)
-    return getattr(target, "__name__", str(target))
-
-
-def _is_item(node: Node) -> bool:
-    return node.target is operator.getitem
-
-
 def _bits_needed(reader: Node, value: Node) -> int | None:
     """The fewest bits with which the reader can do; None if it needs the value exactly."""
-    name = _name(reader)
+    name = name_of(reader)
     if name in _BROADCASTS and elements(value) != elements(reader):
         return None  # it scales or shifts many elements alike
-    if name in _MOVES or name in _LINEAR or name in _SMOOTH or _is_item(reader):
+    if name in _MOVES or name in _LINEAR or name in _SMOOTH or is_item(reader):
         return 0
     if name in _CASTS:
         return 0 if reader.meta["val"].dtype.is_floating_point else None
@@ -171,32 +156,21 @@ def _bits_needed(reader: Node, value: Node) -> int | None:
     allowed = _ARGUMENTS.get(name)
     if allowed is None or _has_large_logits(reader):
         return None
-    floors = [allowed.get(slot) for slot, argument in _slots(reader) if argument is value]
+    floors = [allowed.get(slot) for slot, argument in slots_of(reader) if argument is value]
     return None if not floors or None in floors else max(floors)
-
-
-def _slots(node: Node) -> list[tuple[str, object]]:
-    """The arguments of a node with the names that the operator's schema has for them."""
-    names = [argument.name for argument in node.target._schema.arguments]
-    found = list(zip(names, node.args, strict=False)) + list(node.kwargs.items())
-    return [
-        (name, one)
-        for name, argument in found
-        for one in (argument if isinstance(argument, (list, tuple)) else (argument,))
-    ]
 
 
 def _is_gaussian(node: Node) -> bool:
     """Whether it is exp(-c * x * x), as in the derivative of GELU."""
     product = node.args[0]
-    if _name(product) != "aten.mul":
+    if name_of(product) != "aten.mul":
         return False
     square, factor = product.args
     if not isinstance(square, Node) or not isinstance(factor, (int, float)) or factor >= 0:
         return False
-    if _name(square) == "aten.pow":
+    if name_of(square) == "aten.pow":
         return square.args[1] == 2
-    return _name(square) == "aten.mul" and square.args[0] is square.args[1]
+    return name_of(square) == "aten.mul" and square.args[0] is square.args[1]
 
 
 def _is_logistic(node: Node) -> bool:
@@ -205,8 +179,8 @@ def _is_logistic(node: Node) -> bool:
     return bool(sums) and all(
         _is_one_plus_exponential(one)
         and all(
-            _name(user) == "aten.reciprocal"
-            or (_name(user) == "aten.div" and user.args[1] is one and user.args[0] is not one)
+            name_of(user) == "aten.reciprocal"
+            or (name_of(user) == "aten.div" and user.args[1] is one and user.args[0] is not one)
             for user in one.users
         )
         for one in sums
@@ -214,19 +188,19 @@ def _is_logistic(node: Node) -> bool:
 
 
 def _is_one_plus_exponential(node: object) -> bool:
-    if not isinstance(node, Node) or _name(node) != "aten.add" or len(node.args) != 2:
+    if not isinstance(node, Node) or name_of(node) != "aten.add" or len(node.args) != 2:
         return False
     left, right = node.args
     if isinstance(right, Node):
         left, right = right, left
-    return isinstance(left, Node) and _name(left) == "aten.exp" and right == 1 and not node.kwargs
+    return isinstance(left, Node) and name_of(left) == "aten.exp" and right == 1 and not node.kwargs
 
 
 def _has_large_logits(node: Node) -> bool:
     """Whether attention does not divide its logits by the square root of the head's size."""
-    if "attention" not in _name(node):
+    if "attention" not in name_of(node):
         return False
-    slots = dict(_slots(node))
+    slots = dict(slots_of(node))
     scale, query = slots.get("scale"), slots.get("query")
     if scale is None:
         return False
@@ -237,7 +211,7 @@ def _has_large_logits(node: Node) -> bool:
 
 
 def _asks_for_zeros(reader: Node, value: Node) -> bool:
-    name = _name(reader)
+    name = name_of(reader)
     if name in _COMPARISONS:
         return reader.args[0] is value and reader.args[1] == 0
     if name == "aten.threshold_backward":

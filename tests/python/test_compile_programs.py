@@ -50,6 +50,25 @@ def test_graphs_around_a_break_and_what_is_not_compiled_are_folded():
     assert equal(gradients(model, compiled, x, folding(model, None)), gradients(model, compiled, x))
 
 
+def test_what_passes_from_graph_to_graph_is_folded():
+    torch.manual_seed(0)
+    model = nn.Sequential(*[Block() for _ in range(3)])
+    x = torch.randn(5, 16, 32, generator=torch.Generator().manual_seed(1))
+    plain = gradients(model, model, x)
+    for block in model:
+        block.compile(backend="aot_eager", fullgraph=True)
+    compiled = gradients(model, model, x)
+    assert equal(gradients(model, model, x, folding(model, None)), compiled)
+    fold = folding(model)
+    assert 1e-3 < error(gradients(model, model, x, fold), plain) < 0.3
+    report = fold.report().to_dict()
+    # What blocks two and three are given; the first one has the data itself.
+    given = [row for row in report["sites"] if row["slot"].startswith("primals")]
+    assert [row["kind"] for row in given] == ["lossy"], given
+    assert given[0]["saves"] == 2
+    assert report["held_bytes"] < 0.3 * report["saved_bytes"]
+
+
 def test_low_precision_copies_of_parameters_are_not_rounded():
     model, x = made("perceptron")
     compiled = by_aot(model, fullgraph=True)
