@@ -180,8 +180,8 @@ class Controller:
         self._kept = tuple(sorted(kept))
         rules = places(self._rules, modules)
         tensors = named_tensors(self._model)
-        self._shapes = {tensor.shape for _, tensor, _ in tensors}
         require_kernels(tensors)
+        self._shapes = {tensor.shape for _, tensor, _ in tensors}
         self._core.list_model(
             [(module, path, path in kept, rules[path]) for path, module in modules.items()], tensors
         )

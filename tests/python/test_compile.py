@@ -229,3 +229,25 @@ def test_sizes_may_change():
         assert 1e-3 < error(gradients(model, compiled, x, fold), plain) < 0.3
         saved = {row["saved_bytes"] for row in graph_rows(fold).values()}
         assert rows * 11 * 96 * 4 in saved
+
+
+def test_what_backward_reads_finely_has_more_bits_or_stays_exact():
+    model, x = made("block")
+    fold = folding(model, bits=2)
+    gradients(model, torch.compile(model, backend="aot_eager", fullgraph=True), x, fold)
+    rows = graph_rows(fold)
+    # Query and key; the rows of norms, of 32 values, share groups of 128.
+    assert sorted(row["bits"] for row in rows.values() if row["bits"] > 2) == [6, 6, 8]
+    exact = [row for row in rows.values() if row["kind"] == "raw"]
+    # Mean and deviation of two norms, and the log-sum-exp of attention.
+    assert len(exact) == 5
+    assert all("statistic" in row["reason"] for row in exact)
+
+
+def test_a_graph_that_folds_does_not_run_outside_of_a_block():
+    with pytest.raises(RuntimeError, match="outside of"):
+        torch.ops.backfold.fold(torch.ones(4, 64), [64, 1], 4, False, "", "")
+    with folding(nn.Linear(1, 1)):
+        payload = torch.ops.backfold.fold(torch.ones(64, 4).t(), [64, 1], 4, False, "", "")
+    found = torch.ops.backfold.unfold(payload, [4, 64], [64, 1], torch.float32, 4, False)
+    assert torch.equal(found, torch.ones(4, 64))
