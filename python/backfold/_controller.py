@@ -238,7 +238,7 @@ class Controller:
         if watch:
             module_hooks.open()
         self._watches = watch
-        self._opened = hooks is not None and open_borders(self._shapes)
+        self._borders = None if hooks is None else open_borders(self._shapes)
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -246,8 +246,8 @@ class Controller:
             self._held_open -= 1
             return
         self._core.exit()
-        if self._opened:
-            close_borders()
+        if self._borders is not None:
+            close_borders(*self._borders)
         if self._watches:
             module_hooks.close()
         if self._probes is not None:

@@ -18,22 +18,26 @@ _MODE = "saved_tensors_hooks_filtering_mode"
 _open = threading.local()  # shapes: of the parameters of the block's model
 
 
-def open_borders(shapes: set[torch.Size]) -> bool:
-    """Has AOTAutograd call hooks for inputs and results of graphs, too; whether it did not before.
+def open_borders(shapes: set[torch.Size]) -> tuple[bool, set[torch.Size]]:
+    """Has AOTAutograd call hooks for inputs and results of graphs, too.
 
-    By default it does so only for what is born and dies inside of a graph.
+    By default it does so only for what is born and dies inside of a graph. Returns what
+    close_borders() needs.
     """
-    _open.shapes = shapes
     config = sys.modules.get("torch._functorch.config")
-    if getattr(config, _MODE, None) != "donated":
-        return False
-    setattr(config, _MODE, "no_static")
-    return True
+    closed = getattr(config, _MODE, None) == "donated"
+    if closed:
+        setattr(config, _MODE, "no_static")
+    before = getattr(_open, "shapes", set())
+    _open.shapes = shapes
+    return closed, before
 
 
-def close_borders() -> None:
+def close_borders(closed: bool, before: set[torch.Size]) -> None:
     """Undoes open_borders()."""
-    setattr(sys.modules["torch._functorch.config"], _MODE, "donated")
+    _open.shapes = before
+    if closed:
+        setattr(sys.modules["torch._functorch.config"], _MODE, "donated")
 
 
 def is_input(node: Node) -> bool:
