@@ -61,6 +61,7 @@ add_library(backfold_torch SHARED
   src/torch/calibrate.cpp
   src/torch/controller.cpp
   src/torch/introduction.cpp
+  src/torch/graph_ops.cpp
   src/torch/levels.cpp
   src/torch/listing.cpp
   src/torch/ops.cpp
@@ -74,6 +75,7 @@ add_library(backfold_torch SHARED
   src/torch/turns.cpp
   src/torch/capture/calls.cpp
   src/torch/capture/entry.cpp
+  src/torch/capture/graph.cpp
   src/torch/capture/hooks.cpp
   src/torch/capture/node_name.cpp
   src/torch/capture/operators.cpp

@@ -17,6 +17,8 @@ import torch
 from backfold import _C
 from backfold._call_state import undone
 from backfold._check import CheckResult, check_gradients
+from backfold._graph_borders import close_borders, open_borders
+from backfold._graph_hooks import graph_hooks
 from backfold._listing import is_sharded, kept_paths, named_tensors, require_kernels
 from backfold._module_hooks import cuda_device, module_hooks
 from backfold._options import UNSET, Unset, probe_options, target_options
@@ -191,10 +193,12 @@ class Controller:
     def _list_model(self) -> None:
         modules = dict(self._model.named_modules()) if self._model is not None else {}
         kept = kept_paths(modules, self._keep)
+        self._kept = tuple(sorted(kept))
         rules = places(self._rules, modules)
         tensors = named_tensors(self._model)
         require_kernels(tensors)
         self._core.sharded = is_sharded(self._model)
+        self._shapes = {tensor.shape for _, tensor, _ in tensors}
         self._core.list_model(
             [(module, path, path in kept, rules[path]) for path, module in modules.items()], tensors
         )
@@ -250,7 +254,8 @@ class Controller:
             if self._probes is not None and not is_uneven(self._model):
                 self._probes.before_step()
             watch = self._core.wants_modules()
-            self._core.enter(device)
+            hooks = graph_hooks(self._core.graph_rules(), self._kept)
+            self._core.enter(device, hooks)
         except BaseException:
             if self._probes is not None:
                 self._probes.cancel()
@@ -258,6 +263,7 @@ class Controller:
         if watch:
             module_hooks.open()
         self._watches = watch
+        self._borders = None if hooks is None else open_borders(self._shapes)
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -265,6 +271,8 @@ class Controller:
             self._held_open -= 1
             return
         self._core.exit()
+        if self._borders is not None:
+            close_borders(*self._borders)
         if self._watches:
             module_hooks.close()
         if self._probes is not None:

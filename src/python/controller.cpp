@@ -7,9 +7,11 @@
 
 #include "backfold/controller.h"
 #include "python/codecs.h"
+#include "python/hooks.h"
 #include "python/options.h"
 #include "torch/calibrate.h"
 #include "torch/capture/entry.h"
+#include "torch/capture/graph.h"
 #include "torch/json/state.h"
 #include "torch/listing.h"
 #include "torch/probe/originals.h"
@@ -85,8 +87,10 @@ class PyController {
     torch_layer::hook_installer().uninstall();
   }
 
-  // `device` is the index of the GPU whose allocations are counted, -1 for none.
-  void enter(int device) {
+  // `device` is the index of the GPU whose allocations are counted, -1 for none; `hooks` what
+  // compilers find on autograd's stack of hooks, as a pair, or None.
+  void enter(int device, const py::object& hooks) {
+    const GraphHooks graph_hooks(hooks);
     controller_.state().blocks.device.reset();
     if (device >= 0) controller_.state().blocks.device.emplace(at::kCUDA, device);
     scope_.emplace(controller_.enter());
@@ -202,6 +206,13 @@ class PyController {
     torch_layer::join(controller_.state(), rank, size, std::move(called));
   }
 
+  // What graphs are compiled with: (bits, whether small tensors are spared, min_bytes), or None.
+  std::optional<std::tuple<std::optional<int>, bool, std::int64_t>> graph_rules() {
+    const auto rules = torch_layer::graph_rules(controller_.state());
+    if (!rules) return std::nullopt;
+    return std::make_tuple(rules->bits, rules->spares_small, rules->min_bytes);
+  }
+
   bool unmet_samples() { return controller_.state().blocks.unmet_samples; }
   void sample_ids(const at::Tensor& ids, std::int64_t count) { controller_.sample_ids(ids, count); }
 
@@ -256,6 +267,18 @@ void make_collectable(PyHeapTypeObject* heap_type) {
 }  // namespace
 
 void add_controller(py::module_& module) {
+  module.def("graph_width", [](int bits, bool spares_small, std::int64_t bytes, int floor) {
+    return torch_layer::GraphRules{bits, spares_small, 0}.width(bytes, floor);
+  });
+  // The path of a module by its identity, in the model of the block of this thread.
+  module.def("module_path", [](std::uintptr_t identity) -> std::optional<std::string> {
+    torch_layer::Entry* entry = torch_layer::Entry::current();
+    if (!entry) return std::nullopt;
+    const auto& modules = entry->state().model.modules;
+    const auto found = modules.find(reinterpret_cast<const void*>(identity));
+    if (found == modules.end()) return std::nullopt;
+    return entry->state().sites->path(found->second).name;
+  });
   py::class_<Report>(module, "Report").def("text", &Report::text).def("json", &Report::json);
   using torch_layer::Originals;
   py::class_<Originals, std::shared_ptr<Originals>>(module, "Originals")
@@ -273,8 +296,9 @@ void add_controller(py::module_& module) {
       .def_property("sharded", &PyController::sharded, &PyController::set_sharded)
       .def("wants_modules", &PyController::wants_modules)
       .def("expect_enterable", &PyController::expect_enterable)
-      .def("enter", &PyController::enter)
+      .def("enter", &PyController::enter, py::arg("device"), py::arg("hooks") = py::none())
       .def("exit", &PyController::exit)
+      .def("graph_rules", &PyController::graph_rules)
       .def("report", &PyController::report)
       .def("calibrate", &PyController::calibrate)
       .def("replan", &PyController::replan)

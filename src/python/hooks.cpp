@@ -12,6 +12,7 @@
 
 #include <memory>
 #include <utility>
+#include <vector>
 
 #include "python/saved.h"
 #include "torch/capture/entry.h"
@@ -22,6 +23,11 @@ namespace {
 namespace py = pybind11;
 using torch_layer::Entry;
 
+// On this thread: the first of the pair that each open block has on autograd's stack of hooks, and
+// the pair that the next one will have, if not our own.
+thread_local std::vector<PyObject*> pushed;
+thread_local const GraphHooks* next_hooks = nullptr;
+
 // Hands out our hooks without Python where autograd's stack of hooks has them on top, and leaves
 // everything else to the engine of Python, which keeps its threads and its state.
 class FoldingEngine : public torch::autograd::Engine {
@@ -31,7 +37,7 @@ class FoldingEngine : public torch::autograd::Engine {
   std::unique_ptr<torch::autograd::SavedVariableHooks> get_default_saved_variable_hooks() override {
     const auto& hooks = at::SavedTensorDefaultHooks::get_tls_state();
     if (!hooks.stack.empty() && !hooks.is_tracing && !hooks.disabled_error_message &&
-        hooks.stack.top().first.ptr(getPyInterpreter()) == hook_functions().pack)
+        !pushed.empty() && hooks.stack.top().first.ptr(getPyInterpreter()) == pushed.back())
       return std::make_unique<SavedHooks>();
     return python_.get_default_saved_variable_hooks();
   }
@@ -98,6 +104,16 @@ py::object autograd_function(const char* name) {
 
 }  // namespace
 
+GraphHooks::GraphHooks(const py::object& pair) : outer_(next_hooks) {
+  next_hooks = nullptr;
+  if (pair.is_none()) return;
+  const auto modules = pair.cast<py::tuple>();
+  pair_ = {py::object(modules[0]).ptr(), py::object(modules[1]).ptr()};
+  next_hooks = this;
+}
+
+GraphHooks::~GraphHooks() { next_hooks = outer_; }
+
 void add_hooks(py::module_& module) {
   module.attr("module_begins") =
       py::reinterpret_steal<py::object>(PyCFunction_New(&begins_method, nullptr));
@@ -108,12 +124,15 @@ void add_hooks(py::module_& module) {
       [] {
         py::gil_scoped_acquire gil;
         install_engine();
-        autograd_function("_push_saved_tensors_default_hooks")(py::handle(hook_functions().pack),
-                                                               py::handle(hook_functions().unpack));
+        const HookFunctions& hooks = next_hooks ? next_hooks->pair() : hook_functions();
+        const py::handle pack = hooks.pack, unpack = hooks.unpack;
+        autograd_function("_push_saved_tensors_default_hooks")(pack, unpack);
+        pushed.push_back(pack.ptr());
       },
       [] {
         py::gil_scoped_acquire gil;
         autograd_function("_pop_saved_tensors_default_hooks")();
+        pushed.pop_back();
       },
   });
 }

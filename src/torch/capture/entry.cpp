@@ -218,6 +218,16 @@ bool missed(const void* module, bool replica) {
   return false;
 }
 
+void Entry::count_save(const at::Tensor& tensor) {
+  if (!saved_something_) {
+    saved_something_ = true;
+    ++state_->blocks.steps;
+    state_->blocks.grown_bytes.reset();
+  }
+  saved_where_counted_ |= allocations_ || tensor.device() == state_->blocks.device;
+  saved_bytes_ += saved_bytes(tensor);
+}
+
 Saved Entry::save(const at::Tensor& tensor, const char* obstacle) {
   static thread_local RunningCall outside;
   RunningCall* call = running_call();
@@ -237,7 +247,8 @@ Saved Entry::save(const at::Tensor& tensor, const char* obstacle) {
       break;
     }
   }
-  if (call->op->compiled && !std::exchange(state_->blocks.told_compiled, true)) {
+  if (call->op->compiled && !state_->probing.owns_blocks() &&
+      !std::exchange(state_->blocks.told_compiled, true)) {
     TORCH_WARN(
         "backfold: what a graph of torch.compile saves is kept as it is: hooks see it only at the "
         "graph's border, where folding would not lower the peak.");
@@ -254,13 +265,7 @@ Saved Entry::save(const at::Tensor& tensor, const char* obstacle) {
   } else if (!site.placed) {
     state_->model.unplaced_sites = true;
   }
-  if (!saved_something_) {
-    saved_something_ = true;
-    ++state_->blocks.steps;
-    state_->blocks.grown_bytes.reset();
-  }
-  saved_where_counted_ |= allocations_ || tensor.device() == state_->blocks.device;
-  saved_bytes_ += saved_bytes(tensor);
+  count_save(tensor);
   std::shared_ptr<StandIn> stand_in;
   if (state_->probing.running && !obstacle && !state_->probing.inside_model)
     stand_in = state_->probing.running->note(tensor, site, demand, *call);

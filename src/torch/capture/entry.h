@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -22,6 +23,7 @@
 namespace backfold::torch_layer {
 
 class AllocationCount;
+struct GraphPlace;
 
 class Entry {
  public:
@@ -36,6 +38,10 @@ class Entry {
   // Keeps a tensor that the running call saves. `obstacle` says why it cannot be packed, where the
   // caller knows of a reason.
   Saved save(const at::Tensor& tensor, const char* obstacle = nullptr);
+
+  // The same for what a compiled graph saves; see graph.h.
+  at::Tensor fold_in_graph(const at::Tensor& dense, const Format& format, const GraphPlace& place);
+  void keep_in_graph(const at::Tensor& tensor, const GraphPlace& place, std::string_view reason);
 
   // A module's forward begins or ends. One that the controller does not know is named by its class
   // and its place among its siblings.
@@ -54,6 +60,9 @@ class Entry {
   bool observes_calls() const {
     return state_->probing.running || state_->options.samples.ids.defined();
   }
+  // The block saves this, too.
+  void count_save(const at::Tensor& tensor);
+  Site& graph_site(std::string_view module, std::string_view name);
   void note_reference();
 
   std::shared_ptr<State> state_;

@@ -138,6 +138,25 @@ Site& SiteTable::site(std::uint32_t landmark, const Operator& op, int slot, int 
   return *site;
 }
 
+Site& SiteTable::graph_site(std::uint32_t path, std::string_view module, std::string_view name) {
+  static const Operator& op = *[] {
+    auto* made = new Operator;
+    made->name = "compiled graph";
+    made->id = 0xfffffe;
+    made->opaque = made->compiled = true;
+    return made;
+  }();
+  std::string slot(module);
+  if (!slot.empty()) slot += ' ';
+  slot += name;
+  std::replace(slot.begin(), slot.end(), '/', '|');
+  Site& site = named('/' + op.name + '/' + slot + "/0");
+  site.op = &op;
+  site.path = path;
+  site.slot = name;
+  return site;
+}
+
 Site& SiteTable::named(const std::string& name) {
   const auto [entry, added] = by_name_.try_emplace(name, nullptr);
   if (added) {

@@ -22,6 +22,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <unordered_map>
 #include <vector>
 
@@ -224,6 +225,9 @@ class SiteTable {
 
   // `slot` is a position of the operator's arguments, or past them the ordinal of a result.
   Site& site(std::uint32_t landmark, const Operator& op, int slot, int occurrence);
+  // The site of a tensor that a compiled graph saves, by its name there. Slashes in it are
+  // replaced.
+  Site& graph_site(std::uint32_t path, std::string_view module, std::string_view name);
   bool keeps(const Site& site) const { return paths_[site.path].keep; }
   const Path& path_of(const Site& site) const { return paths_[site.path]; }
   // In the order in which sites were found, which plans follow.

@@ -28,6 +28,9 @@ inline std::uint64_t scramble(std::uint64_t x) {
   return x ^ (x >> 31);
 }
 
+// The ledger of the step that a site saves in.
+Ledger& ledger_of(Site& site, std::int64_t step);
+
 // The kind of a site in a report is that of the save that holds most.
 void describe(Ledger& ledger, Kind kind, int bits, const char* reason, std::int64_t held,
               const Grouping& grouping = {});

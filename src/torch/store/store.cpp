@@ -74,12 +74,17 @@ Key Store::next_key(Site& site, std::int64_t step) const {
           scramble(site.hash ^ scramble(static_cast<std::uint64_t>(step) << 20 ^ draw))};
 }
 
-Ledger& Store::book(Saving& saving) {
-  Ledger& ledger = saving.site.ledger;
-  if (ledger.step != saving.step) {
+Ledger& ledger_of(Site& site, std::int64_t step) {
+  Ledger& ledger = site.ledger;
+  if (ledger.step != step) {
     ledger = Ledger{};
-    ledger.step = saving.step;
+    ledger.step = step;
   }
+  return ledger;
+}
+
+Ledger& Store::book(Saving& saving) {
+  Ledger& ledger = ledger_of(saving.site, saving.step);
   ledger.saves += 1;
   ledger.saved_bytes += saving.bytes;
   return ledger;

@@ -104,6 +104,9 @@ class Store {
   // Bytes that have left it.
   std::int64_t away_bytes() const { return offload_.trip ? offload_.trip->away_bytes() : 0; }
 
+  // The key of the next packet of a site.
+  Key next_key(Site& site, std::int64_t step) const;
+
   // Whether a tensor that is kept per sample had as many samples as there were ids.
   bool met_samples() const { return met_samples_; }
 
@@ -146,7 +149,6 @@ class Store {
   Saved pack(Saving& saving, Tracked& tracked, const Treatment& treatment, at::Tensor copy = {});
   // By the rule of the policy; none where its codec does not fit and need not.
   std::optional<Saved> encode(Saving& saving, Tracked& tracked, bool tanh);
-  Key next_key(Site& site, std::int64_t step) const;
   // store/leave.cpp. How what a site keeps leaves.
   Passage passage_of(Site& site) const;
   // A reference may leave as soon as nothing else has its storage: looks at all of those that were
