@@ -11,7 +11,8 @@
 #include <hwy/highway.h>
 
 #include <algorithm>
-#include <type_traits>
+#include <bit>
+#include <cstring>
 
 #include "base/targets.h"
 #include "group/geometry.h"
@@ -45,63 +46,86 @@ class Packer {
         run_(run),
         levels_(core::levels_for(format.bits, format.zero_exact, false)) {}
 
-  // Packs up to kBatch groups of `count` elements. source(i) points at the contiguous elements of
-  // the i-th, which is group number `first` + i.
-  template <typename Source>
-  void pack(Source source, int groups, int count, std::int64_t first) {
-    // fp64 elements may be positive and round to zero: the reference tells them apart.
-    const bool fast = count == format_.group && !(sizeof(T) == 8 && format_.zero_exact);
-    const float* values[kBatch];
-    bool plain[kBatch] = {};
-    RangeBatch ranges;
-    for (int i = 0; fast && i < groups; ++i) plain[i] = read(source(i), i, ranges, &values[i]);
-    const bool room = round_outward(ranges, groups, levels_, format_.layout == Layout::kRotated);
-
-    GroupDraw draws[kBatch];
-    int drawn = 0;
-    for (int i = 0; i < groups; ++i) {
-      const std::int64_t group = first + i;
-      std::uint8_t* codes = run_.codes + static_cast<std::size_t>(group) * geometry_.code_bytes;
-      if (plain[i]) {
-        run_.headers[group] = ranges.header[i];
-        draws[drawn++] = {values[i], codes, ranges.base[i], ranges.inverse[i],
-                          first_block_of(group)};
-      } else {
-        core::reference_pack_group(format_, source(i), 1, count, key_, number_of(group),
-                                   run_.headers + group, codes);
-      }
+  // Packs up to kBatch whole groups that follow each other, number `first` the first.
+  void pack(const T* source, int groups, std::int64_t first) {
+    if (format_.layout == Layout::kRotated) {
+      for (int i = 0; i < groups * core::kRotation; i += core::kRotation)
+        rotate(source + i, buffer_ + i);
+      pack_values(source, buffer_, groups, first);
+    } else if constexpr (sizeof(T) == 8) {
+      narrow_elements(source, groups * format_.group, buffer_);
+      pack_values(source, buffer_, groups, first);
+    } else {
+      pack_values(source, source, groups, first);
     }
-    draw_codes(format_.bits, format_.zero_exact, format_.group, !room,
-               {draws, drawn, levels_, key_.second});
+  }
+
+  void pack_tile(const T* tile, int columns, int count, std::int64_t first) {
+    if (count == kTileRows) return pack(tile, columns, first);
+    for (int i = 0; i < columns; ++i) pack_alone(tile + i * kTileRows, count, first + i);
+  }
+
+  // Packs one group of any size and content.
+  void pack_alone(const T* source, int count, std::int64_t group) {
+    std::uint8_t* const codes = codes_of(group);
+    if (!is_constant(source, count)) {
+      core::reference_pack_group(format_, source, 1, count, key_, number_of(group),
+                                 run_.headers + group, codes);
+      return;
+    }
+    run_.headers[group] = core::kExponentMask;
+    std::memset(codes, 0, geometry_.code_bytes);
+    const double value = core::to_double(*source);
+    std::memcpy(codes, &value, sizeof(value));
   }
 
  private:
-  // Reads a group's values, rotates them if the layout asks for it, and finds their range. False
-  // for a group off the fast path.
-  bool read(const T* source, int i, RangeBatch& ranges, const float** values) {
-    Extremes extremes = read_group(source, format_.group, format_.zero_exact, buffer_[i]);
-    if (!extremes.plain()) return false;
-    *values = buffer_[i];
-    if constexpr (std::is_same_v<T, float>) *values = source;
-    if (format_.layout == Layout::kRotated) {
-      rotate(*values, buffer_[i]);
-      *values = buffer_[i];
-      extremes = read_group(buffer_[i], core::kRotation, false, nullptr);
-      if (!extremes.within_limits()) return false;
+  // Packs groups whose codes are drawn from `values`.
+  template <typename Value>
+  void pack_values(const T* source, const Value* values, int groups, std::int64_t first) {
+    RangeBatch ranges;
+    const bool rotated = format_.layout == Layout::kRotated;
+    const std::uint32_t known =
+        find_extremes(format_.zero_exact, format_.group, values, groups, ranges);
+    const Rounding rounding = round_outward(ranges, groups, levels_, rotated);
+    std::uint32_t plain = known & rounding.within_limits;
+    // fp64 elements may be positive and round to zero: the reference tells them apart.
+    if (sizeof(T) == 8 && format_.zero_exact) plain = 0;
+    for (std::uint32_t rest = rotated ? plain : plain & rounding.single; rest != 0;
+         rest &= rest - 1) {
+      const int i = std::countr_zero(rest);
+      if (is_constant(source + i * format_.group, format_.group)) plain &= ~(1u << i);
     }
-    ranges.low[i] = extremes.low;
-    ranges.high[i] = extremes.high;
-    return true;
+    for (int i = 0; i < groups;) {
+      const int run = std::countr_one(plain >> i);
+      if (run == 0) {
+        pack_alone(source + i * format_.group, format_.group, first + i);
+        ++i;
+        continue;
+      }
+      std::copy(ranges.header + i, ranges.header + i + run, run_.headers + first + i);
+      draw_codes<Value>(format_, rounding.clamp,
+                        {values + i * format_.group, run, ranges.base + i, ranges.inverse + i,
+                         codes_of(first + i), first_block_of(first + i), key_, levels_});
+      i += run;
+    }
+  }
+
+  static bool is_constant(const T* source, int count) {
+    return std::memcmp(source, source + count - 1, sizeof(T)) == 0 &&
+           std::memcmp(source, source + 1, static_cast<std::size_t>(count - 1) * sizeof(T)) == 0;
+  }
+
+  std::uint8_t* codes_of(std::int64_t group) const {
+    return run_.codes + static_cast<std::size_t>(group) * geometry_.code_bytes;
   }
 
   std::uint64_t number_of(std::int64_t group) const {
     return static_cast<std::uint64_t>(run_.first_group + group);
   }
 
-  std::uint32_t first_block_of(std::int64_t group) const {
-    const std::uint64_t block =
-        number_of(group) * static_cast<std::uint64_t>(format_.group / core::kRandomBlock);
-    return static_cast<std::uint32_t>(block) + core::block_offset(key_, block);
+  std::uint64_t first_block_of(std::int64_t group) const {
+    return number_of(group) * static_cast<std::uint64_t>(format_.group / core::kRandomBlock);
   }
 
   const GroupFormat& format_;
@@ -109,7 +133,7 @@ class Packer {
   core::MixedKey key_;
   Run run_;
   core::Levels levels_;
-  HWY_ALIGN float buffer_[kBatch][256];
+  HWY_ALIGN float buffer_[kBatch * 256];
 };
 
 template <typename T>
@@ -118,24 +142,19 @@ void PackTyped(const GroupFormat& format, const T* source, core::MixedKey key, c
   Packer<T> packer(format, key, run);
   if (format.layout != Layout::kStrided) {
     const std::int64_t whole = std::min(end, format.count / format.group);
-    for (std::int64_t group = begin; group < whole; group += kBatch) {
-      const T* first = source + group * format.group;
-      packer.pack([&](int i) { return first + i * format.group; },
-                  static_cast<int>(std::min<std::int64_t>(kBatch, whole - group)), format.group,
-                  group);
-    }
+    for (std::int64_t group = begin; group < whole; group += kBatch)
+      packer.pack(source + group * format.group,
+                  static_cast<int>(std::min<std::int64_t>(kBatch, whole - group)), group);
     if (whole < end) {
       const core::GroupSpan last = core::span_of(format, whole);
-      packer.pack([&](int) { return source + last.offset; }, 1, last.count, whole);
+      packer.pack_alone(source + last.offset, last.count, whole);
     }
     return;
   }
   HWY_ALIGN T tile[kTileColumns][kTileRows];
   for_tiles(format, begin, end, [&](std::int64_t group, int columns, const core::GroupSpan& span) {
     transpose(source + span.offset, span.stride, span.count, columns, tile[0], kTileRows);
-    for (int column = 0; column < columns; column += kBatch)
-      packer.pack([&](int i) { return tile[column + i]; }, std::min(kBatch, columns - column),
-                  span.count, group + column);
+    packer.pack_tile(tile[0], columns, span.count, group);
   });
 }
 
@@ -172,9 +191,9 @@ void PackRowsTyped(const GroupFormat& format, const RowAffine& rows, const T* so
       const std::int64_t last = std::min((std::min(end, group + kBatch)) * kGroup, format.count);
       scale_elements(rows, source + first, first, last - first, values[0]);
       const int whole = static_cast<int>((last - first) / kGroup);
-      if (whole > 0) packer.pack([&](int i) { return values[i]; }, whole, kGroup, group);
+      if (whole > 0) packer.pack(values[0], whole, group);
       const int rest = static_cast<int>((last - first) % kGroup);
-      if (rest > 0) packer.pack([&](int) { return values[whole]; }, 1, rest, group + whole);
+      if (rest > 0) packer.pack_alone(values[whole], rest, group + whole);
     }
     return;
   }
@@ -186,9 +205,7 @@ void PackRowsTyped(const GroupFormat& format, const RowAffine& rows, const T* so
       scale_elements(rows, source + element, element, columns, across[row]);
     }
     transpose(across[0], kTileColumns, span.count, columns, tile[0], kTileRows);
-    for (int column = 0; column < columns; column += kBatch)
-      packer.pack([&](int i) { return tile[column + i]; }, std::min(kBatch, columns - column),
-                  span.count, group + column);
+    packer.pack_tile(tile[0], columns, span.count, group);
   });
 }
 
