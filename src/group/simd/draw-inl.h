@@ -20,6 +20,7 @@
 #include "base/widths.h"
 #include "group/geometry.h"
 #include "group/simd/planes-inl.h"
+#include "group/simd/range-inl.h"
 
 #if HWY_TARGET != HWY_SCALAR && HWY_TARGET != HWY_EMU128
 HWY_BEFORE_NAMESPACE();
@@ -163,10 +164,10 @@ HWY_INLINE FourCodes four_codes(const CodeOf& code_of) {
   if constexpr (kBits <= 2 || kBits == 4) {
     // Up to 4 * 4 bits: the sum of shifted codes is exact in fp32.
     constexpr float kShift = 1 << kBits;
-    VF sum = hn::MulAdd(c3, hn::Set(d, kShift), c2);
-    sum = hn::MulAdd(sum, hn::Set(d, kShift), c1);
-    sum = hn::MulAdd(sum, hn::Set(d, kShift), c0);
-    const VU codes = low_bits(sum, kOne * (((kShift + 1) * kShift + 1) * kShift + 1));
+    const VF high = hn::MulAdd(c3, hn::Set(d, kShift), c2);
+    const VF low = hn::MulAdd(c1, hn::Set(d, kShift), c0);
+    const VU codes = low_bits(hn::MulAdd(high, hn::Set(d, kShift * kShift), low),
+                              kOne * (kShift * kShift + 1) * (kShift + 1));
     return {codes, codes};
   } else if constexpr (kBits == 16) {
     return {join_pieces<4>(low_bits(c0, kOne), low_bits(c1, kOne)),
@@ -207,17 +208,25 @@ void draw_groups(const Draw<T>& draw) {
   constexpr int kQuarter = kGroup / 4;
   constexpr int kStep = 2 * hn::MaxLanes(DF());
   static_assert(kQuarter % kStep == 0);
+  // Hashes of all groups first: every code starts from one, and waiting for it would take longer
+  // than drawing.
+  constexpr int kHashes = kGroup / core::kRandomBlock;
+  HWY_ALIGN std::uint32_t hashes[kBatch * kHashes];
   const VU blocks = Order::blocks();
-  const VF ceiling = hn::Set(d, draw.levels.ceiling);
   for (int i = 0; i < draw.groups; ++i) {
-    const std::uint64_t block = draw.first_block + static_cast<std::uint64_t>(i * kGroup / 8);
+    const std::uint64_t block = draw.first_block + static_cast<std::uint64_t>(i * kHashes);
     const std::uint32_t low =
         static_cast<std::uint32_t>(block) + core::block_offset(draw.key, block);
+    for (int k = 0; k < kHashes; k += kStep / 2) {
+      const VU own = hn::Add(hn::Set(du, low + static_cast<std::uint32_t>(k)), blocks);
+      hn::Store(block_hash(own, draw.key.second), du, hashes + i * kHashes + k);
+    }
+  }
+  const VF ceiling = hn::Set(d, draw.levels.ceiling);
+  for (int i = 0; i < draw.groups; ++i) {
     const VF minus_base = hn::Set(d, -draw.bases[i]), inverse = hn::Set(d, draw.inverses[i]);
     for (int lane = 0; lane < kQuarter; lane += kStep) {
-      const VU hash =
-          block_hash(hn::Add(hn::Set(du, low + static_cast<std::uint32_t>(lane / 2)), blocks),
-                     draw.key.second);
+      const VU hash = hn::Load(du, hashes + i * kHashes + lane / 2);
       const T* const values = draw.values + i * kGroup + lane;
       const auto side = [&](auto number) HWY_ATTR {
         constexpr int kSide = number;
