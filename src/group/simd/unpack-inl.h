@@ -19,6 +19,7 @@
 #include "group/geometry.h"
 #include "group/reference.h"
 #include "group/row_affine.h"
+#include "group/simd/columns-inl.h"
 #include "group/simd/place-inl.h"
 #include "group/simd/rotation-inl.h"
 
@@ -26,10 +27,6 @@
 HWY_BEFORE_NAMESPACE();
 namespace backfold::cpu {
 namespace HWY_NAMESPACE {
-
-// Columns that a strided tile gathers at a time: a cache line of fp32.
-constexpr int kTileColumns = 16;
-constexpr int kTileRows = 128;
 
 // Destinations at least this large are written past the caches, which could not hold them anyway.
 constexpr std::int64_t kStreamBytes = std::int64_t{4} << 20;
