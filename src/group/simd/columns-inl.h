@@ -11,9 +11,11 @@
 #define BACKFOLD_GROUP_SIMD_COLUMNS_INL_H_
 #endif
 
+#include <hwy/cache_control.h>
 #include <hwy/highway.h>
 
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
 #include <type_traits>
 
@@ -35,6 +37,9 @@ namespace HWY_NAMESPACE {
 // Columns of a tile: a cache line of fp32.
 constexpr int kTileColumns = kBatch;
 constexpr int kTileRows = 128;
+
+// Tensors at least this large lie in memory rather than in caches.
+constexpr std::int64_t kLargeBytes = std::int64_t{4} << 20;
 
 // The values of a tile, row by row.
 struct Tile {
@@ -105,100 +110,106 @@ struct ColumnDraw {
   std::uint8_t* codes;
   std::uint32_t second;  // of the key
   float ceiling;
+  const std::byte* ahead;  // the next tile's rows; null if they are not worth a prefetch
+  std::ptrdiff_t row_bytes;
 };
 
-// kPieces neighbours of a lane, 4 * kWidth bits each, as one word.
+// kPieces neighbours of a lane, 4 * kWidth bits each, as one word. Vectors are kLanes apart.
 template <int kWidth, int kPieces>
-HWY_INLINE VU join_all(const VU* pieces) {
+HWY_INLINE VU join_all(const std::uint32_t* pieces) {
+  constexpr int kLanes = hn::MaxLanes(DU());
   if constexpr (kPieces == 1) {
-    return pieces[0];
+    return hn::Load(DU(), pieces);
   } else {
-    return join_pieces<kWidth * kPieces / 2>(join_all<kWidth, kPieces / 2>(pieces),
-                                             join_all<kWidth, kPieces / 2>(pieces + kPieces / 2));
+    constexpr int kHalf = kPieces / 2;
+    return join_pieces<kWidth * kHalf>(join_all<kWidth, kHalf>(pieces),
+                                       join_all<kWidth, kHalf>(pieces + kHalf * kLanes));
   }
 }
 
-// Eight pieces of each lane as words of a plane. Vectors of words are kTileColumns apart.
+// The pieces of a quarter as words of a plane, which are kTileColumns apart.
 template <int kWidth>
-HWY_INLINE void store_words(const VU (&pieces)[8], std::uint32_t* words) {
+HWY_INLINE void store_words(const std::uint32_t* pieces, std::uint32_t* words) {
+  constexpr int kLanes = hn::MaxLanes(DU());
   constexpr int kPieces = 8 / kWidth;
-  for (int word = 0; word < kWidth; ++word)
-    hn::Store(join_all<kWidth, kPieces>(pieces + word * kPieces), DU(),
+  for (int word = 0; word < kTileRows / 4 / kPieces; ++word)
+    hn::Store(join_all<kWidth, kPieces>(pieces + word * kPieces * kLanes), DU(),
               words + word * kTileColumns);
 }
 
-template <int kBits>
-HWY_INLINE void store_column_codes(const FourCodes (&codes)[8], int step, std::uint32_t* words) {
-  constexpr core::Planes kPlanes = core::planes_of(kBits);
-  constexpr bool kBytes = kBits > 2 && kBits != 4;
-  VU pieces[8];
-  if constexpr (kBits == 16) {
-    for (int i = 0; i < 8; ++i) {
-      hn::Store(codes[i].low, DU(), words + (16 * step + 2 * i) * kTileColumns);
-      hn::Store(codes[i].high, DU(), words + (16 * step + 2 * i + 1) * kTileColumns);
-    }
-  } else {
-    for (int i = 0; i < 8; ++i)
-      pieces[i] = kBytes ? narrow_bytes<kPlanes.low>(codes[i].low) : codes[i].low;
-    store_words<kPlanes.low>(pieces, words + step * kPlanes.low * kTileColumns);
-  }
-  if constexpr (kPlanes.high != 0) {
-    for (int i = 0; i < 8; ++i)
-      pieces[i] = narrow_bytes<kPlanes.high>(hn::ShiftRight<kPlanes.low>(codes[i].low));
-    store_words<kPlanes.high>(
-        pieces, words + (kTileRows / 32 * kPlanes.low + step * kPlanes.high) * kTileColumns);
-  }
-}
-
-template <int kBits, bool kZeroExact, bool kShort>
+template <int kBits, bool kZeroExact, bool kClamp, bool kShort>
 void draw_columns(const ColumnDraw& draw) {
   const DF d;
   const DU du;
   constexpr int kLanes = hn::MaxLanes(DF());
   constexpr int kQuarter = kTileRows / 4;
+  constexpr int kHashes = kTileRows / core::kRandomBlock;
   constexpr int kWords = kTileRows * kBits / 32;
+  constexpr core::Planes kPlanes = core::planes_of(kBits);
+  HWY_ALIGN std::uint32_t hashes[kHashes][kLanes];
+  HWY_ALIGN std::uint32_t low[kQuarter][kLanes];
+  HWY_ALIGN std::uint32_t high[kQuarter][kLanes];
   HWY_ALIGN std::uint32_t words[kWords][kTileColumns];
   const VF ceiling = hn::Set(d, draw.ceiling);
   for (int column = 0; column < draw.columns; column += kLanes) {
+    const VU first_block = hn::Load(du, draw.first_blocks + column);
+    for (int i = 0; i < kHashes; ++i) {
+      const VU block = hn::Add(first_block, hn::Set(du, static_cast<std::uint32_t>(i)));
+      hn::Store(block_hash(block, draw.second), du, hashes[i]);
+    }
     const VF minus_base = hn::Neg(hn::Load(d, draw.ranges->base + column));
     const VF inverse = hn::Load(d, draw.ranges->inverse + column);
-    const VU first_block = hn::Load(du, draw.first_blocks + column);
-    for (int step = 0; step < kQuarter / 8; ++step) {
-      FourCodes codes[8];
-      for (int pair = 0; pair < 4; ++pair) {
-        const auto block = static_cast<std::uint32_t>(4 * step + pair);
-        const VU hash = block_hash(hn::Add(first_block, hn::Set(du, block)), draw.second);
-        const auto codes_of = [&](auto number) HWY_ATTR {
-          constexpr int kSide = number;
-          const int position = 8 * step + 2 * pair + kSide;
-          return four_codes<kBits, kZeroExact>([&](auto k) HWY_ATTR {
-            const int row = k * kQuarter + position;
-            // As draw_code() gives it.
-            if (kShort && row >= draw.count) return hn::Set(d, kZeroExact ? 0.0f : 1.0f);
-            const VU multiplier = hn::Set(du, core::element_multiplier(4 * kSide + k));
-            return draw_code<kZeroExact, true>(hn::Load(d, draw.tile->rows[row] + column),
+    for (int pair = 0; pair < kHashes; ++pair) {
+      // The next tile, a part at a time: rows are too far apart for the hardware to foresee them.
+      if (!kShort && column == 0 && draw.ahead != nullptr)
+        for (int row = 0; row < kTileRows / kHashes; ++row)
+          hwy::Prefetch(draw.ahead + (pair * kTileRows / kHashes + row) * draw.row_bytes);
+      const VU hash = hn::Load(du, hashes[pair]);
+      const auto draw_side = [&](auto side) HWY_ATTR {
+        const int position = 2 * pair + side;
+        const FourCodes codes = four_codes<kBits, kZeroExact>([&](auto k) HWY_ATTR {
+          const int row = k * kQuarter + position;
+          // As draw_code() gives it.
+          if (kShort && row >= draw.count) return hn::Set(d, kZeroExact ? 0.0f : 1.0f);
+          const VU multiplier = hn::Set(du, core::element_multiplier(4 * side + k));
+          return draw_code<kZeroExact, kClamp>(hn::Load(d, draw.tile->rows[row] + column),
                                                minus_base, inverse,
                                                unit_interval(hn::Mul(hash, multiplier)), ceiling);
-          });
-        };
-        codes[2 * pair] = codes_of(std::integral_constant<int, 0>());
-        codes[2 * pair + 1] = codes_of(std::integral_constant<int, 1>());
-      }
-      store_column_codes<kBits>(codes, step, words[0] + column);
+        });
+        if constexpr (kBits == 16) {
+          hn::Store(codes.low, du, words[2 * position] + column);
+          hn::Store(codes.high, du, words[2 * position + 1] + column);
+        } else if constexpr (kBits <= 2 || kBits == 4) {
+          hn::Store(codes.low, du, low[position]);
+        } else {
+          hn::Store(narrow_bytes<kPlanes.low>(codes.low), du, low[position]);
+          if constexpr (kPlanes.high != 0)
+            hn::Store(narrow_bytes<kPlanes.high>(hn::ShiftRight<kPlanes.low>(codes.low)), du,
+                      high[position]);
+        }
+      };
+      draw_side(std::integral_constant<int, 0>());
+      draw_side(std::integral_constant<int, 1>());
     }
+    if constexpr (kBits < 16) store_words<kPlanes.low>(low[0], words[0] + column);
+    if constexpr (kPlanes.high != 0)
+      store_words<kPlanes.high>(high[0], words[kTileRows / 32 * kPlanes.low] + column);
   }
   transpose(reinterpret_cast<const float*>(words), kTileColumns, kWords, draw.columns,
             reinterpret_cast<float*>(draw.codes), kWords);
 }
 
-inline void draw_columns(const GroupFormat& format, const ColumnDraw& draw) {
+template <int kBits, bool kZeroExact>
+void draw_columns_of(bool clamp, const ColumnDraw& draw) {
+  if (draw.count < kTileRows) return draw_columns<kBits, kZeroExact, true, true>(draw);
+  clamp ? draw_columns<kBits, kZeroExact, true, false>(draw)
+        : draw_columns<kBits, kZeroExact, false, false>(draw);
+}
+
+inline void draw_columns(const GroupFormat& format, bool clamp, const ColumnDraw& draw) {
   core::with_width<kCodeWidths>(format.bits, [&]<int kBits>() HWY_ATTR {
-    const bool short_tile = draw.count < kTileRows;
-    if (format.zero_exact) {
-      short_tile ? draw_columns<kBits, true, true>(draw) : draw_columns<kBits, true, false>(draw);
-    } else {
-      short_tile ? draw_columns<kBits, false, true>(draw) : draw_columns<kBits, false, false>(draw);
-    }
+    format.zero_exact ? draw_columns_of<kBits, true>(clamp, draw)
+                      : draw_columns_of<kBits, false>(clamp, draw);
   });
 }
 

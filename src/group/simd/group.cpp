@@ -16,7 +16,6 @@
 #include "group/geometry.h"
 
 // After foreach_target.h: compiled again for each target.
-#include "base/simd/transpose-inl.h"
 #include "group/simd/pack-inl.h"
 #include "group/simd/rows-inl.h"
 #include "group/simd/unpack-inl.h"
@@ -46,9 +45,10 @@ void PackTyped(const GroupFormat& format, const T* source, core::MixedKey key, c
     }
     return;
   }
-  for_tiles(format, begin, end, [&](std::int64_t group, int columns, const core::GroupSpan& span) {
-    packer.pack_tile(source + span.offset, span.stride, columns, span.count, group);
-  });
+  for_tiles(format, kTileColumns, begin, end,
+            [&](std::int64_t group, int columns, const core::GroupSpan& span) {
+              packer.pack_tile(source + span.offset, span.stride, columns, span.count, group);
+            });
 }
 
 template <typename T>
@@ -62,12 +62,10 @@ void UnpackTyped(const GroupFormat& format, const Run& run, T* destination, std:
     }
     return;
   }
-  HWY_ALIGN T tile[kTileColumns][kTileRows];
-  for_tiles(format, begin, end, [&](std::int64_t group, int columns, const core::GroupSpan& span) {
-    for (int column = 0; column < columns; ++column)
-      unpacker.unpack(group + column, tile[column], span.count);
-    transpose(tile[0], kTileRows, columns, span.count, destination + span.offset, span.stride);
-  });
+  const auto restore = [&](std::int64_t group, int columns, const core::GroupSpan& span) {
+    unpacker.unpack_tile(group, columns, span.count, destination + span.offset, span.stride);
+  };
+  for_tiles(format, kLineColumns<T>, begin, end, restore);
 }
 
 // Values scaled by row pass through memory that stays in the first-level cache.
@@ -91,13 +89,14 @@ void PackRowsTyped(const GroupFormat& format, const RowAffine& rows, const T* so
     return;
   }
   Tile tile;
-  for_tiles(format, begin, end, [&](std::int64_t group, int columns, const core::GroupSpan& span) {
-    for (int row = 0; row < span.count; ++row) {
-      const std::int64_t element = span.offset + row * span.stride;
-      scale_elements(rows, source + element, element, columns, tile.rows[row]);
-    }
-    packer.pack_tile(tile.rows[0], kTileColumns, columns, span.count, group);
-  });
+  for_tiles(format, kTileColumns, begin, end,
+            [&](std::int64_t group, int columns, const core::GroupSpan& span) {
+              for (int row = 0; row < span.count; ++row) {
+                const std::int64_t element = span.offset + row * span.stride;
+                scale_elements(rows, source + element, element, columns, tile.rows[row]);
+              }
+              packer.pack_tile(tile.rows[0], kTileColumns, columns, span.count, group);
+            });
 }
 
 template <typename T>

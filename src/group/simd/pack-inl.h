@@ -14,6 +14,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cstddef>
 #include <cstdint>
 #include <cstring>
 
@@ -40,7 +41,8 @@ class Packer {
         geometry_(format),
         key_(key),
         run_(run),
-        levels_(core::levels_for(format.bits, format.zero_exact, false)) {}
+        levels_(core::levels_for(format.bits, format.zero_exact, false)),
+        large_(format.count * static_cast<std::int64_t>(sizeof(T)) >= kLargeBytes) {}
 
   // Packs up to kBatch whole groups that follow each other, number `first` the first.
   void pack(const T* source, int groups, std::int64_t first) {
@@ -67,13 +69,11 @@ class Packer {
     std::uint32_t plain = finite & rounding.within_limits;
     // fp64 elements may be positive and round to zero: the reference tells them apart.
     if (sizeof(T) == 8 && format_.zero_exact) plain = 0;
-    // As fp32, different fp64 elements may look the same.
-    std::uint32_t constant = 0;
-    if (sizeof(T) < 8 && (plain & rounding.single) != 0)
-      constant = plain & rounding.single & same_columns(tile_, count);
-    else if (sizeof(T) == 8)
-      plain &= ~rounding.single;
-    plain &= ~constant;
+    const std::uint32_t single = plain & rounding.single;
+    // Where fp64 elements look the same as fp32, the reference has a closer look.
+    const std::uint32_t constant =
+        sizeof(T) == 8 || single == 0 ? 0 : single & same_columns(tile_, count);
+    plain &= ~(sizeof(T) == 8 ? single : constant);
     if (plain != 0) {
       std::copy_n(ranges.header, columns, run_.headers + first);
       HWY_ALIGN std::uint32_t blocks[kTileColumns] = {};
@@ -81,8 +81,11 @@ class Packer {
         const std::uint64_t block = first_block_of(first + i);
         blocks[i] = static_cast<std::uint32_t>(block) + core::block_offset(key_, block);
       }
-      draw_columns(format_, {&tile_, count, columns, &ranges, blocks, codes_of(first), key_.second,
-                             levels_.ceiling});
+      draw_columns(
+          format_, rounding.clamp,
+          {&tile_, count, columns, &ranges, blocks, codes_of(first), key_.second, levels_.ceiling,
+           large_ ? reinterpret_cast<const std::byte*>(source + kTileColumns) : nullptr,
+           stride * static_cast<std::ptrdiff_t>(sizeof(T))});
     }
     for (std::uint32_t rest = ~plain & ((1u << columns) - 1u); rest != 0; rest &= rest - 1) {
       const int i = std::countr_zero(rest);
@@ -192,6 +195,7 @@ class Packer {
   core::MixedKey key_;
   Run run_;
   core::Levels levels_;
+  bool large_;
   HWY_ALIGN float buffer_[kBatch * 256];  // values that are not the source's elements
   Tile tile_;
 };

@@ -124,12 +124,12 @@ HWY_INLINE void rotate(const T* elements, float* rotated) {
 }
 
 // destination = D H values
-template <typename T>
+template <bool kStream, typename T>
 HWY_INLINE void rotate_back(const float* values, T* destination) {
   const DF d;
   hadamard([&](int i) HWY_ATTR { return hn::Load(d, values + i); },
            [&](int i, VF v)
-               HWY_ATTR { store_elements<false>(d, flip_signs(v, i), destination + i); });
+               HWY_ATTR { store_elements<kStream>(d, flip_signs(v, i), destination + i); });
 }
 
 }  // namespace HWY_NAMESPACE
