@@ -116,15 +116,21 @@ class Packer {
     std::uint32_t plain = known & rounding.within_limits;
     // fp64 elements may be positive and round to zero: the reference tells them apart.
     if (sizeof(T) == 8 && format_.zero_exact) plain = 0;
+    std::uint32_t constant = 0;
     for (std::uint32_t rest = rotated ? plain : plain & rounding.single; rest != 0;
          rest &= rest - 1) {
       const int i = std::countr_zero(rest);
-      if (is_constant(source + i * format_.group, format_.group)) plain &= ~(1u << i);
+      if (is_constant(source + i * format_.group, format_.group)) constant |= 1u << i;
     }
+    plain &= ~constant;
     for (int i = 0; i < groups;) {
       const int run = std::countr_one(plain >> i);
       if (run == 0) {
-        pack_alone(source + i * format_.group, format_.group, first + i);
+        const T* const group = source + i * format_.group;
+        if ((constant >> i & 1u) != 0)
+          put_constant(*group, first + i);
+        else
+          pack_alone(group, format_.group, first + i);
         ++i;
         continue;
       }

@@ -69,6 +69,10 @@ class Unpacker {
   void unpack(std::int64_t group, T* destination, int count) {
     const std::uint32_t header = run_.headers[group];
     const std::uint8_t* codes = codes_of(group);
+    if (is_constant(header)) {
+      std::fill_n(destination, count, core::from_double<T>(constant_of(group)));
+      return;
+    }
     const core::Grid grid = core::grid_in(header, levels_);
     const bool rotated = format_.layout == Layout::kRotated && (header & core::kExtended) == 0;
     if (!is_plain(header, grid) || count != format_.group) {
@@ -76,10 +80,7 @@ class Unpacker {
       return;
     }
     if (rotated) {
-      HWY_ALIGN float values[core::kRotation];
-      place_values(format_.bits, codes, format_.group, core::scaled_for_rotation(grid), false,
-                   false, values);
-      stream_ ? rotate_back<true>(values, destination) : rotate_back<false>(values, destination);
+      unpack_rotated(codes, grid, destination);
     } else {
       place_values(format_.bits, codes, format_.group, grid, format_.zero_exact, stream_,
                    destination);
@@ -118,9 +119,29 @@ class Unpacker {
   }
 
  private:
+  // Not inline: a flat tensor's loop is shorter without it.
+  HWY_NOINLINE void unpack_rotated(const std::uint8_t* codes, const core::Grid& grid,
+                                   T* destination) const {
+    HWY_ALIGN float values[core::kRotation];
+    place_values(format_.bits, codes, format_.group, core::scaled_for_rotation(grid), false, false,
+                 values);
+    stream_ ? rotate_back<true>(values, destination) : rotate_back<false>(values, destination);
+  }
+
   bool is_plain(std::uint32_t header, const core::Grid& grid) const {
     return (header & core::kExponentMask) != core::kExponentMask &&
            core::kind_in(header) == core::kFinite && core::is_moderate(grid, levels_);
+  }
+
+  static bool is_constant(std::uint32_t header) {
+    constexpr std::uint32_t kForm = core::kExponentMask | core::kExtended | core::kFullRange;
+    return (header & kForm) == core::kExponentMask;
+  }
+
+  double constant_of(std::int64_t group) const {
+    double value;
+    std::memcpy(&value, codes_of(group), sizeof(value));
+    return value;
   }
 
   const std::uint8_t* codes_of(std::int64_t group) const {
@@ -152,10 +173,8 @@ class Unpacker {
     if (is_plain(header, grid)) return grid;
     // A constant group is a grid without steps, unless that would lose the sign of a zero, or code
     // 0 has a meaning of its own.
-    constexpr std::uint32_t kForm = core::kExponentMask | core::kExtended | core::kFullRange;
-    if (sizeof(T) == 8 || (header & kForm) != core::kExponentMask) return std::nullopt;
-    double value;
-    std::memcpy(&value, codes_of(group), sizeof(value));
+    if (sizeof(T) == 8 || !is_constant(header)) return std::nullopt;
+    const double value = constant_of(group);
     const auto number = static_cast<float>(value);
     const bool fits = std::fabs(number) <= core::kHuge && !(number == 0.0f && std::signbit(number));
     if (!fits || (format_.zero_exact && value != 0.0)) return std::nullopt;
