@@ -43,9 +43,11 @@ constexpr struct {
 TEST(GroupAgreement, ForEveryFormatAndKindOfData) {
   for (const GroupFormat& format : all_formats()) {
     for (const Kind kind : kAllKinds) {
-      // Whole groups, then a short last one; the strided shape has both too.
+      // Whole groups, then a short last one; the strided shapes have both too, and the second one
+      // has whole tiles.
       if (format.layout == Layout::kStrided) {
         ASSERT_NO_FATAL_FAILURE(expect_agreement(format, kind, 300 * 3, 3, 0));
+        ASSERT_NO_FATAL_FAILURE(expect_agreement(format, kind, 131 * 37, 37, 0));
       } else {
         ASSERT_NO_FATAL_FAILURE(expect_agreement(format, kind, 768 + 77, 0, 0));
       }
@@ -115,6 +117,13 @@ TEST(GroupAgreement, ForDestinationsLargerThanTheCaches) {
     for (const std::size_t offset : {0, 1})
       ASSERT_NO_FATAL_FAILURE(
           expect_agreement({.type = type, .bits = 3}, Kind::kNormal, count, 0, offset));
+    ASSERT_NO_FATAL_FAILURE(expect_agreement({.type = type, .bits = 3, .layout = Layout::kRotated},
+                                             Kind::kNormal, count, 0, 0));
+    // Columns with an infinity are restored by themselves, over what the others wrote.
+    for (const std::int64_t columns : {512, 520})
+      ASSERT_NO_FATAL_FAILURE(
+          expect_agreement({.type = type, .bits = 3, .layout = Layout::kStrided}, Kind::kMinusInf,
+                           count / columns * columns, columns, 0));
   }
 }
 

@@ -12,6 +12,7 @@
 #include <hwy/highway.h>
 
 #include <cstdint>
+#include <type_traits>
 
 #include "base/arithmetic.h"
 #include "base/rng.h"
@@ -19,59 +20,118 @@
 #include "base/widths.h"
 #include "group/geometry.h"
 #include "group/simd/planes-inl.h"
+#include "group/simd/range-inl.h"
 
 #if HWY_TARGET != HWY_SCALAR && HWY_TARGET != HWY_EMU128
 HWY_BEFORE_NAMESPACE();
 namespace backfold::cpu {
 namespace HWY_NAMESPACE {
 
-// What is drawn: the codes of some groups. They are drawn in one call, as it takes as many
-// instructions to set up the constants as to draw a quarter of a group.
-struct GroupDraw {
-  const float* values;
-  std::uint8_t* codes;
-  float base, inverse;
-  std::uint32_t first_block;  // with the key's offset added
-};
-
+// Groups that follow each other, in the source as in the payload.
+template <typename T>
 struct Draw {
-  const GroupDraw* groups;
-  int count;
+  const T* values;
+  int groups;
+  const float* bases;  // of each group
+  const float* inverses;
+  std::uint8_t* codes;
+  std::uint64_t first_block;
+  core::MixedKey key;
   core::Levels levels;
-  std::uint32_t second;  // of the key
 };
 
-// Random numbers of one step of lanes: eight elements share a hash, and a lane holds four of them.
-struct Uniforms {
-  VU hash;
-
-  HWY_INLINE Uniforms(VU first_block, std::uint32_t second, int lane) {
-    const VU lane_block = hn::Set(DU(), static_cast<std::uint32_t>(lane / 2));
-    hash = block_hash(hn::Add(first_block, lane_block), second);
-  }
-
-  template <int kQuarter>
-  HWY_INLINE VF in_one_to_two() const {
+// How two vectors share 2 * lanes neighbours of a quarter, and one vector of hashes: eight elements
+// share a hash, so that it serves two neighbours in each quarter.
+//
+// Floats stay in order: a vector each, and each hash is needed in two adjacent lanes.
+template <typename T>
+struct Halves {
+  // The block of each lane's hash, such that interleaving puts every hash where it is needed.
+  static HWY_INLINE VU blocks() {
     const DU du;
-    const VU multiplier = hn::OddEven(hn::Set(du, core::element_multiplier(4 + kQuarter)),
-                                      hn::Set(du, core::element_multiplier(kQuarter)));
-    return unit_interval(hn::Mul(hash, multiplier));
+    const VU lane = hn::Iota(du, 0);
+    const VU in_block = hn::And(lane, hn::Set(du, 1u));
+    const VU upper = hn::And(hn::ShiftRight<1>(lane), hn::Set(du, 1u));
+    const VU first = hn::ShiftLeft<1>(hn::ShiftRight<2>(lane));
+    return hn::Add(hn::Add(first, in_block),
+                   hn::Mul(upper, hn::Set(du, static_cast<std::uint32_t>(hn::Lanes(du) / 2))));
+  }
+
+  template <int kSide>
+  static HWY_INLINE VF load(const T* values) {
+    return load_floats(DF(), values + kSide * hn::Lanes(DF()));
+  }
+
+  template <int kSide>
+  static HWY_INLINE VU spread(VU hash) {
+    return kSide == 0 ? hn::InterleaveLower(DU(), hash, hash)
+                      : hn::InterleaveUpper(DU(), hash, hash);
+  }
+
+  template <int kSide, int kQuarter>
+  static HWY_INLINE VU multiplier() {
+    const DU du;
+    return hn::OddEven(hn::Set(du, core::element_multiplier(4 + kQuarter)),
+                       hn::Set(du, core::element_multiplier(kQuarter)));
+  }
+
+  template <int kWidth>
+  static HWY_INLINE void store(VU first, VU second, int lane, std::uint8_t* plane) {
+    store_pieces<kWidth>(first, lane, plane);
+    store_pieces<kWidth>(second, lane + static_cast<int>(hn::Lanes(DU())), plane);
   }
 };
 
-// Codes of one quarter of a step, as floats. Zero-exact counts from 1 and keeps zeros; the plain
-// mode leaves the 1 that `uniform` brought in for the caller to take off.
-template <int kQuarter, bool kZeroExact, bool kClamp>
-HWY_INLINE VF draw_quarter(const GroupDraw& draw, const float* values, float ceiling,
-                           const Uniforms& uniforms) {
+// bf16 elements are the halves of 32-bit words: a vector has the even ones, another the odd ones.
+// Hashes are where both need them, and codes of neighbours meet in one lane.
+struct EvenOdd {
+  static HWY_INLINE VU blocks() { return hn::Iota(DU(), 0); }
+
+  template <int kSide>
+  static HWY_INLINE VF load(const core::BFloat* values) {
+    const DU du;
+    const hn::Repartition<std::uint16_t, DU> d16;
+    const VU pairs =
+        hn::BitCast(du, hn::LoadU(d16, reinterpret_cast<const std::uint16_t*>(values)));
+    return hn::BitCast(
+        DF(), kSide == 0 ? hn::ShiftLeft<16>(pairs) : hn::And(pairs, hn::Set(du, 0xffff'0000u)));
+  }
+
+  template <int kSide>
+  static HWY_INLINE VU spread(VU hash) {
+    return hash;
+  }
+
+  template <int kSide, int kQuarter>
+  static HWY_INLINE VU multiplier() {
+    return hn::Set(DU(), core::element_multiplier(4 * kSide + kQuarter));
+  }
+
+  // Two pieces side by side are one of twice the width.
+  template <int kWidth>
+  static HWY_INLINE void store(VU even, VU odd, int lane, std::uint8_t* plane) {
+    const DU du;
+    if constexpr (kWidth == 8) {
+      hn::StoreInterleaved2(even, odd, du, reinterpret_cast<std::uint32_t*>(plane) + lane);
+    } else {
+      store_pieces<2 * kWidth>(join_pieces<kWidth>(even, odd), lane / 2, plane);
+    }
+  }
+};
+
+template <typename T>
+using OrderOf = std::conditional_t<std::is_same_v<T, core::BFloat>, EvenOdd, Halves<T>>;
+
+// Codes of elements, as floats. Zero-exact counts from 1 and keeps zeros; the plain mode leaves the
+// 1 that `uniform` brought in for the caller to take off.
+template <bool kZeroExact, bool kClamp>
+HWY_INLINE VF draw_code(VF x, VF minus_base, VF inverse, VF uniform, VF ceiling) {
   const DF d;
-  VF x = hn::LoadU(d, values);
   const auto positive = hn::Gt(x, hn::Zero(d));
   if constexpr (kZeroExact) x = hn::Max(x, hn::Set(d, 0x1p-126f));
-  // x + (-base), not x - base: the load of x then folds into the addition.
-  const VF raised = hn::MulAdd(hn::Add(hn::Set(d, -draw.base), x), hn::Set(d, draw.inverse),
-                               uniforms.in_one_to_two<kQuarter>());
-  const VF code = hn::Floor(kClamp ? hn::Min(raised, hn::Set(d, ceiling)) : raised);
+  // minus_base first: a load of x then folds into the addition.
+  const VF raised = hn::MulAdd(hn::Add(minus_base, x), inverse, uniform);
+  const VF code = hn::Floor(kClamp ? hn::Min(raised, ceiling) : raised);
   return kZeroExact ? hn::IfThenElseZero(positive, code) : code;
 }
 
@@ -83,74 +143,121 @@ HWY_INLINE VU low_bits(VF v, float excess) {
   return hn::BitCast(du, hn::Add(v, hn::Set(d, 8388608.0f - excess)));
 }
 
-template <int kBits, bool kZeroExact, int kGroup>
-HWY_INLINE void store_codes(VF c0, VF c1, VF c2, VF c3, int lane, std::uint8_t* codes) {
+// Four codes of each lane, side by side: pieces of the plane for widths of one plane, whatever
+// stands above them; for widths of two planes, and 8, four bytes. Codes of 16 bits fill two
+// vectors.
+struct FourCodes {
+  VU low, high;
+};
+
+// code_of(k) draws the codes of quarter k.
+template <int kBits, bool kZeroExact, typename CodeOf>
+HWY_INLINE FourCodes four_codes(const CodeOf& code_of) {
   const DF d;
   const DU du;
-  // draw_quarter()'s 1 on top of every code of the plain mode.
+  // draw_code()'s 1 on top of every code of the plain mode.
   constexpr float kOne = kZeroExact ? 0.0f : 1.0f;
-  if constexpr (kBits == 16) {
-    const VU mask = hn::Set(du, 0xffffu);
-    const VU first =
-        hn::Or(hn::And(low_bits(c0, kOne), mask), hn::ShiftLeft<16>(low_bits(c1, kOne)));
-    const VU second =
-        hn::Or(hn::And(low_bits(c2, kOne), mask), hn::ShiftLeft<16>(low_bits(c3, kOne)));
-    hn::StoreInterleaved2(first, second, du, reinterpret_cast<std::uint32_t*>(codes) + 2 * lane);
-  } else if constexpr (kBits <= 2 || kBits == 4) {
+  const VF c3 = code_of(std::integral_constant<int, 3>());
+  const VF c2 = code_of(std::integral_constant<int, 2>());
+  const VF c1 = code_of(std::integral_constant<int, 1>());
+  const VF c0 = code_of(std::integral_constant<int, 0>());
+  if constexpr (kBits <= 2 || kBits == 4) {
     // Up to 4 * 4 bits: the sum of shifted codes is exact in fp32.
     constexpr float kShift = 1 << kBits;
-    VF sum = hn::MulAdd(c3, hn::Set(d, kShift), c2);
-    sum = hn::MulAdd(sum, hn::Set(d, kShift), c1);
-    sum = hn::MulAdd(sum, hn::Set(d, kShift), c0);
-    store_pieces<kBits>(low_bits(sum, kOne * (((kShift + 1) * kShift + 1) * kShift + 1)), lane,
-                        codes);
+    const VF high = hn::MulAdd(c3, hn::Set(d, kShift), c2);
+    const VF low = hn::MulAdd(c1, hn::Set(d, kShift), c0);
+    const VU codes = low_bits(hn::MulAdd(high, hn::Set(d, kShift * kShift), low),
+                              kOne * (kShift * kShift + 1) * (kShift + 1));
+    return {codes, codes};
+  } else if constexpr (kBits == 16) {
+    return {join_pieces<4>(low_bits(c0, kOne), low_bits(c1, kOne)),
+            join_pieces<4>(low_bits(c2, kOne), low_bits(c3, kOne))};
   } else {
-    constexpr core::Planes kPlanes = core::planes_of(kBits);
     const VU low = low_bits(hn::MulAdd(c1, hn::Set(d, 256.0f), c0), kOne * 257.0f);
     const VU high = low_bits(hn::MulAdd(c3, hn::Set(d, 256.0f), c2), kOne * 257.0f);
-    const VU bytes = hn::Or(hn::And(low, hn::Set(du, 0xffffu)), hn::ShiftLeft<16>(high));
-    store_pieces<kPlanes.low>(narrow_bytes<kPlanes.low>(bytes), lane, codes);
-    if constexpr (kPlanes.high != 0) {
-      const VU upper = narrow_bytes<kPlanes.high>(hn::ShiftRight<kPlanes.low>(bytes));
-      store_pieces<kPlanes.high>(upper, lane, codes + kGroup * kPlanes.low / 8);
-    }
+    const VU codes = join_pieces<4>(low, high);
+    return {codes, codes};
   }
 }
 
-template <int kBits, bool kZeroExact, bool kClamp, int kGroup>
-void draw_groups(const Draw& draw) {
+template <int kBits, int kGroup, class Order>
+HWY_INLINE void store_codes(FourCodes a, FourCodes b, int lane, std::uint8_t* codes) {
+  if constexpr (kBits == 16) {
+    auto* const words = reinterpret_cast<std::uint32_t*>(codes);
+    hn::StoreInterleaved2(a.low, a.high, DU(), words + 2 * lane);
+    hn::StoreInterleaved2(b.low, b.high, DU(), words + 2 * (lane + hn::Lanes(DU())));
+  } else if constexpr (kBits <= 2 || kBits == 4) {
+    Order::template store<kBits>(a.low, b.low, lane, codes);
+  } else {
+    constexpr core::Planes kPlanes = core::planes_of(kBits);
+    Order::template store<kPlanes.low>(narrow_bytes<kPlanes.low>(a.low),
+                                       narrow_bytes<kPlanes.low>(b.low), lane, codes);
+    if constexpr (kPlanes.high != 0)
+      Order::template store<kPlanes.high>(
+          narrow_bytes<kPlanes.high>(hn::ShiftRight<kPlanes.low>(a.low)),
+          narrow_bytes<kPlanes.high>(hn::ShiftRight<kPlanes.low>(b.low)), lane,
+          codes + kGroup * kPlanes.low / 8);
+  }
+}
+
+template <int kBits, bool kZeroExact, bool kClamp, int kGroup, typename T>
+void draw_groups(const Draw<T>& draw) {
+  using Order = OrderOf<T>;
   const DF d;
   const DU du;
-  const VU pair = hn::ShiftRight<1>(hn::Iota(du, 0));
-  const std::uint32_t second = draw.second;
-  const float ceiling = draw.levels.ceiling;
   constexpr int kQuarter = kGroup / 4;
-  for (int i = 0; i < draw.count; ++i) {
-    const GroupDraw own = draw.groups[i];
-    const VU first_block = hn::Add(hn::Set(du, own.first_block), pair);
-    for (int lane = 0; lane < kQuarter; lane += static_cast<int>(hn::Lanes(d))) {
-      const Uniforms uniforms(first_block, second, lane);
-      const float* x = own.values + lane;
-      const VF c0 = draw_quarter<0, kZeroExact, kClamp>(own, x, ceiling, uniforms);
-      const VF c1 = draw_quarter<1, kZeroExact, kClamp>(own, x + kQuarter, ceiling, uniforms);
-      const VF c2 = draw_quarter<2, kZeroExact, kClamp>(own, x + 2 * kQuarter, ceiling, uniforms);
-      const VF c3 = draw_quarter<3, kZeroExact, kClamp>(own, x + 3 * kQuarter, ceiling, uniforms);
-      store_codes<kBits, kZeroExact, kGroup>(c0, c1, c2, c3, lane, own.codes);
+  constexpr int kStep = 2 * hn::MaxLanes(DF());
+  static_assert(kQuarter % kStep == 0);
+  // Hashes of all groups first: every code starts from one, and waiting for it would take longer
+  // than drawing.
+  constexpr int kHashes = kGroup / core::kRandomBlock;
+  HWY_ALIGN std::uint32_t hashes[kBatch * kHashes];
+  const VU blocks = Order::blocks();
+  for (int i = 0; i < draw.groups; ++i) {
+    const std::uint64_t block = draw.first_block + static_cast<std::uint64_t>(i * kHashes);
+    const std::uint32_t low =
+        static_cast<std::uint32_t>(block) + core::block_offset(draw.key, block);
+    for (int k = 0; k < kHashes; k += kStep / 2) {
+      const VU own = hn::Add(hn::Set(du, low + static_cast<std::uint32_t>(k)), blocks);
+      hn::Store(block_hash(own, draw.key.second), du, hashes + i * kHashes + k);
+    }
+  }
+  const VF ceiling = hn::Set(d, draw.levels.ceiling);
+  for (int i = 0; i < draw.groups; ++i) {
+    const VF minus_base = hn::Set(d, -draw.bases[i]), inverse = hn::Set(d, draw.inverses[i]);
+    for (int lane = 0; lane < kQuarter; lane += kStep) {
+      const VU hash = hn::Load(du, hashes + i * kHashes + lane / 2);
+      const T* const values = draw.values + i * kGroup + lane;
+      const auto side = [&](auto number) HWY_ATTR {
+        constexpr int kSide = number;
+        const VU own = Order::template spread<kSide>(hash);
+        return four_codes<kBits, kZeroExact>([&](auto k) HWY_ATTR {
+          const VF uniform = unit_interval(hn::Mul(own, Order::template multiplier<kSide, k>()));
+          return draw_code<kZeroExact, kClamp>(Order::template load<kSide>(values + k * kQuarter),
+                                               minus_base, inverse, uniform, ceiling);
+        });
+      };
+      store_codes<kBits, kGroup, Order>(side(std::integral_constant<int, 0>()),
+                                        side(std::integral_constant<int, 1>()), lane,
+                                        draw.codes + i * (kGroup * kBits / 8));
     }
   }
 }
 
-template <int kBits, bool kZeroExact>
-void draw_groups_of(int group, bool clamp, const Draw& draw) {
+template <int kBits, bool kZeroExact, typename T>
+void draw_groups_of(int group, bool clamp, const Draw<T>& draw) {
   if (group == 256) return draw_groups<kBits, kZeroExact, true, 256>(draw);
   clamp ? draw_groups<kBits, kZeroExact, true, 128>(draw)
         : draw_groups<kBits, kZeroExact, false, 128>(draw);
 }
 
-inline void draw_codes(int bits, bool zero_exact, int group, bool clamp, const Draw& draw) {
-  core::with_width<kCodeWidths>(bits, [&]<int kBits>() HWY_ATTR {
-    zero_exact ? draw_groups_of<kBits, true>(group, clamp, draw)
-               : draw_groups_of<kBits, false>(group, clamp, draw);
+template <typename T>
+void draw_codes(const GroupFormat& format, bool clamp, const Draw<T>& draw) {
+  core::with_width<kCodeWidths>(format.bits, [&]<int kBits>() HWY_ATTR {
+    if constexpr (kBits < 8 * sizeof(T)) {
+      format.zero_exact ? draw_groups_of<kBits, true>(format.group, clamp, draw)
+                        : draw_groups_of<kBits, false>(format.group, clamp, draw);
+    }
   });
 }
 

@@ -25,14 +25,20 @@ namespace HWY_NAMESPACE {
 
 // The values of one quarter's codes.
 template <bool kZeroExact>
-HWY_INLINE VF value_at(VU code, const core::Grid& grid, float smallest) {
+HWY_INLINE VF value_at(VU code, VF step, VF base, float smallest) {
   const DF d;
   const DI di;
   VF number = hn::ConvertTo(d, hn::BitCast(di, code));
   if constexpr (kZeroExact) number = hn::Sub(number, hn::Set(d, 1.0f));
-  const VF value = hn::MulAdd(number, hn::Set(d, grid.step), hn::Set(d, grid.base));
+  const VF value = hn::MulAdd(number, step, base);
   if constexpr (!kZeroExact) return value;
   return hn::IfThenElseZero(hn::Ge(number, hn::Zero(d)), hn::Max(value, hn::Set(d, smallest)));
+}
+
+template <bool kZeroExact>
+HWY_INLINE VF value_at(VU code, const core::Grid& grid, float smallest) {
+  const DF d;
+  return value_at<kZeroExact>(code, hn::Set(d, grid.step), hn::Set(d, grid.base), smallest);
 }
 
 template <int kBits, bool kZeroExact, bool kStream, typename T>

@@ -38,6 +38,20 @@ HWY_INLINE VU narrow_bytes(VU bytes) {
   return hn::And(joined, hn::Set(du, static_cast<std::uint32_t>((1ull << 4 * kWidth) - 1)));
 }
 
+// The lower 4 * kWidth bits of each lane of two vectors, side by side. What stands above them in
+// `high` is kept as far as there is room.
+template <int kWidth>
+HWY_INLINE VU join_pieces(VU low, VU high) {
+  const DU du;
+  const VU raised = hn::ShiftLeft<4 * kWidth>(high);
+  if constexpr (kWidth == 4) {
+    const hn::Repartition<std::uint16_t, DU> d16;
+    return hn::BitCast(du, hn::OddEven(hn::BitCast(d16, raised), hn::BitCast(d16, low)));
+  } else {
+    return hn::Or(hn::And(low, hn::Set(du, (1u << 4 * kWidth) - 1u)), raised);
+  }
+}
+
 // Stores the lower 4 * kWidth bits of each lane, packed, whatever stands above them; `lane` is the
 // plane's lane of the first.
 template <int kWidth>

@@ -21,68 +21,115 @@ HWY_BEFORE_NAMESPACE();
 namespace backfold::cpu {
 namespace HWY_NAMESPACE {
 
-// One butterfly within vectors: lanes that differ in bit `stride`.
-HWY_INLINE VF butterfly(DF d, VF v, std::uint32_t stride) {
+// The sign bits that rotation flips.
+struct FlippedSigns {
+  HWY_ALIGN std::uint32_t bits[core::kRotation] = {};
+
+  constexpr FlippedSigns() {
+    for (int i = 0; i < core::kRotation; ++i)
+      bits[i] = core::rotation_signs(i / 32) >> core::sign_bit(i) << 31;
+  }
+};
+constexpr FlippedSigns kFlippedSigns;
+
+HWY_INLINE VF flip_signs(VF v, int i) {
   const DU du;
-  const DI di;
-  const auto lane = hn::Iota(di, 0);
-  const auto partner = hn::Xor(lane, hn::Set(di, static_cast<std::int32_t>(stride)));
-  const VF swapped = hn::TableLookupLanes(v, hn::IndicesFromVec(d, partner));
-  const VU upper = hn::And(hn::BitCast(du, lane), hn::Set(du, stride));
-  const VU sign = hn::IfThenElseZero(hn::Ne(upper, hn::Zero(du)), hn::Set(du, 0x8000'0000u));
-  return hn::Add(swapped, hn::BitCast(d, hn::Xor(hn::BitCast(du, v), sign)));
+  return hn::BitCast(DF(), hn::Xor(hn::BitCast(du, v), hn::Load(du, kFlippedSigns.bits + i)));
 }
 
-// H values, in place.
-inline void hadamard(float* values) {
+// Lanes that differ in bit kStride change places.
+template <int kStride>
+HWY_INLINE VF swap_lanes(VF v) {
   const DF d;
-  const int lanes = static_cast<int>(hn::Lanes(d));
-  for (int i = 0; i < core::kRotation; i += lanes) {
-    VF v = hn::Load(d, values + i);
-    for (int stride = 1; stride < lanes; stride *= 2)
-      v = butterfly(d, v, static_cast<std::uint32_t>(stride));
-    hn::Store(v, d, values + i);
+  if constexpr (kStride == 1) {
+    return hn::Shuffle2301(v);
+  } else if constexpr (kStride == 2) {
+    return hn::Shuffle1032(v);
+  } else if constexpr (kStride == 4) {
+    return hn::SwapAdjacentBlocks(v);
+  } else {
+    static_assert(kStride == 8);
+    return hn::ConcatLowerUpper(d, v, v);
   }
-  for (int stride = lanes; stride < core::kRotation; stride *= 2) {
-    for (int i = 0; i < core::kRotation; i += lanes) {
+}
+
+// The butterflies of stride kStride and more within a vector: a + b in the lower lane, a - b in the
+// upper one.
+template <int kStride = 1>
+HWY_INLINE VF butterflies_within(VF v) {
+  const DF d;
+  const DU du;
+  if constexpr (kStride == hn::MaxLanes(DF())) {
+    return v;
+  } else {
+    const VU upper = hn::And(hn::Iota(du, 0), hn::Set(du, static_cast<std::uint32_t>(kStride)));
+    const VF sign = hn::IfThenElse(hn::RebindMask(d, hn::Eq(upper, hn::Zero(du))), hn::Set(d, 1.0f),
+                                   hn::Set(d, -1.0f));
+    // Its own lane times 1 or -1 is exact.
+    return butterflies_within<2 * kStride>(hn::MulAdd(v, sign, swap_lanes<kStride>(v)));
+  }
+}
+
+// The butterflies across vectors.
+template <int kVectors>
+HWY_INLINE void butterflies_across(VF (&v)[kVectors]) {
+  for (int stride = 1; stride < kVectors; stride *= 2) {
+    for (int i = 0; i < kVectors; ++i) {
       if ((i & stride) != 0) continue;
-      const VF a = hn::Load(d, values + i), b = hn::Load(d, values + i + stride);
-      hn::Store(hn::Add(a, b), d, values + i);
-      hn::Store(hn::Sub(a, b), d, values + i + stride);
+      const VF a = v[i], b = v[i + stride];
+      v[i] = hn::Add(a, b);
+      v[i + stride] = hn::Sub(a, b);
     }
   }
 }
 
-// The sign bits that rotation flips in elements i, i + 1, ...
-HWY_INLINE VU flipped_signs(int i) {
-  const DU du;
-  const VU lane = hn::Add(hn::Iota(du, 0), hn::Set(du, static_cast<std::uint32_t>(i % 32)));
-  const VU odd = hn::And(lane, hn::Set(du, 1u));
-  const VU bit = hn::Add(hn::ShiftRight<1>(lane), hn::ShiftLeft<4>(odd));  // core::sign_bit
-  return hn::ShiftLeft<31>(hn::Shr(hn::Set(du, core::rotation_signs(i / 32)), bit));
-}
-
-// rotated = H D values; the two may be the same.
-inline void rotate(const float* values, float* rotated) {
+// H values, in registers as far as they go: load(i) gives elements i, i + 1, ..., and store(i, v)
+// takes them.
+template <typename Load, typename Store>
+HWY_INLINE void hadamard(const Load& load, const Store& store) {
   const DF d;
-  const DU du;
-  for (int i = 0; i < core::kRotation; i += static_cast<int>(hn::Lanes(d))) {
-    const VU bits = hn::BitCast(du, hn::LoadU(d, values + i));
-    hn::Store(hn::BitCast(d, hn::Xor(bits, flipped_signs(i))), d, rotated + i);
+  constexpr int kLanes = hn::MaxLanes(DF());
+  constexpr int kVectors = 8;
+  constexpr int kPart = kVectors * kLanes;
+  constexpr int kParts = core::kRotation / kPart;
+  HWY_ALIGN float parts[core::kRotation];
+  for (int part = 0; part < core::kRotation; part += kPart) {
+    VF v[kVectors];
+    for (int i = 0; i < kVectors; ++i) v[i] = butterflies_within(load(part + i * kLanes));
+    butterflies_across(v);
+    for (int i = 0; i < kVectors; ++i) {
+      if constexpr (kParts == 1) {
+        store(i * kLanes, v[i]);
+      } else {
+        hn::Store(v[i], d, parts + part + i * kLanes);
+      }
+    }
   }
-  hadamard(rotated);
+  if constexpr (kParts > 1) {
+    for (int i = 0; i < kPart; i += kLanes) {
+      VF v[kParts];
+      for (int part = 0; part < kParts; ++part) v[part] = hn::Load(d, parts + part * kPart + i);
+      butterflies_across(v);
+      for (int part = 0; part < kParts; ++part) store(part * kPart + i, v[part]);
+    }
+  }
 }
 
-// destination = D H values. Uses up `values`.
+// rotated = H D elements
 template <typename T>
-void rotate_back(float* values, T* destination) {
+HWY_INLINE void rotate(const T* elements, float* rotated) {
   const DF d;
-  const DU du;
-  hadamard(values);
-  for (int i = 0; i < core::kRotation; i += static_cast<int>(hn::Lanes(d))) {
-    const VU bits = hn::Xor(hn::BitCast(du, hn::Load(d, values + i)), flipped_signs(i));
-    store_elements<false>(d, hn::BitCast(d, bits), destination + i);
-  }
+  hadamard([&](int i) HWY_ATTR { return flip_signs(load_floats(d, elements + i), i); },
+           [&](int i, VF v) HWY_ATTR { hn::Store(v, d, rotated + i); });
+}
+
+// destination = D H values
+template <bool kStream, typename T>
+HWY_INLINE void rotate_back(const float* values, T* destination) {
+  const DF d;
+  hadamard([&](int i) HWY_ATTR { return hn::Load(d, values + i); },
+           [&](int i, VF v)
+               HWY_ATTR { store_elements<kStream>(d, flip_signs(v, i), destination + i); });
 }
 
 }  // namespace HWY_NAMESPACE

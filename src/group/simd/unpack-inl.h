@@ -13,26 +13,25 @@
 #include <hwy/highway.h>
 
 #include <algorithm>
+#include <bit>
+#include <cmath>
 #include <cstdint>
+#include <cstring>
+#include <optional>
 
-#include "base/simd/transpose-inl.h"
+#include "base/arithmetic.h"
 #include "group/geometry.h"
 #include "group/reference.h"
 #include "group/row_affine.h"
+#include "group/simd/columns-inl.h"
 #include "group/simd/place-inl.h"
+#include "group/simd/place_columns-inl.h"
 #include "group/simd/rotation-inl.h"
 
 #if HWY_TARGET != HWY_SCALAR && HWY_TARGET != HWY_EMU128
 HWY_BEFORE_NAMESPACE();
 namespace backfold::cpu {
 namespace HWY_NAMESPACE {
-
-// Columns that a strided tile gathers at a time: a cache line of fp32.
-constexpr int kTileColumns = 16;
-constexpr int kTileRows = 128;
-
-// Destinations at least this large are written past the caches, which could not hold them anyway.
-constexpr std::int64_t kStreamBytes = std::int64_t{4} << 20;
 
 // Where the headers and codes of group 0 are, and what it draws as.
 struct Run {
@@ -51,14 +50,15 @@ inline Run run_of(const GroupFormat& format, const void* payload) {
 template <typename T>
 class Unpacker {
  public:
-  // A null destination stands for memory that is read again at once.
+  // A null destination stands for memory that is read again at once. Large ones are written past
+  // the caches, which could not hold them anyway.
   Unpacker(const GroupFormat& format, const Run& run, const void* destination)
       : format_(format),
         geometry_(format),
         run_(run),
         levels_(core::levels_for(format.bits, format.zero_exact, false)),
-        stream_(destination != nullptr && format.layout == Layout::kFlat &&
-                format.count * static_cast<std::int64_t>(sizeof(T)) >= kStreamBytes &&
+        stream_(destination != nullptr &&
+                format.count * static_cast<std::int64_t>(sizeof(T)) >= kLargeBytes &&
                 reinterpret_cast<std::uintptr_t>(destination) % 64 == 0) {}
 
   ~Unpacker() {
@@ -68,27 +68,119 @@ class Unpacker {
   // Restores a group into contiguous elements.
   void unpack(std::int64_t group, T* destination, int count) {
     const std::uint32_t header = run_.headers[group];
-    const std::uint8_t* codes = run_.codes + static_cast<std::size_t>(group) * geometry_.code_bytes;
+    const std::uint8_t* codes = codes_of(group);
+    if (is_constant(header)) {
+      std::fill_n(destination, count, core::from_double<T>(constant_of(group)));
+      return;
+    }
     const core::Grid grid = core::grid_in(header, levels_);
-    const bool plain = (header & core::kExponentMask) != core::kExponentMask &&
-                       core::kind_in(header) == 0 && core::is_moderate(grid, levels_);
     const bool rotated = format_.layout == Layout::kRotated && (header & core::kExtended) == 0;
-    if (!plain || count != format_.group) {
+    if (!is_plain(header, grid) || count != format_.group) {
       core::reference_unpack_group(format_, header, codes, destination, 1, count);
       return;
     }
     if (rotated) {
-      HWY_ALIGN float values[core::kRotation];
-      place_values(format_.bits, codes, format_.group, core::scaled_for_rotation(grid), false,
-                   false, values);
-      rotate_back(values, destination);
+      unpack_rotated(codes, grid, destination);
     } else {
       place_values(format_.bits, codes, format_.group, grid, format_.zero_exact, stream_,
                    destination);
     }
   }
 
+  // Restores neighbouring columns of `count` rows, `stride` apart; at most kLineColumns<T>.
+  void unpack_tile(std::int64_t group, int columns, int count, T* destination,
+                   std::int64_t stride) {
+    ColumnGrids grids = {};
+    std::uint64_t others = 0;
+    for (int i = 0; i < columns; ++i) {
+      const std::optional<core::Grid> grid = grid_of_column(group + i);
+      grids.base[i] = grid ? grid->base : 0.0f;
+      grids.step[i] = grid ? grid->step : 0.0f;
+      if (!grid) others |= std::uint64_t{1} << i;
+    }
+    // Stores of less than half a line would reach memory one by one.
+    constexpr bool kWide = hn::MaxLanes(DF()) * sizeof(T) >= 32;
+    const bool lines = kWide && stream_ && columns == kLineColumns<T> &&
+                       stride * static_cast<std::int64_t>(sizeof(T)) % 64 == 0 &&
+                       reinterpret_cast<std::uintptr_t>(destination) % 64 == 0;
+    const bool whole = sizeof(T) < 8 && columns == kLineColumns<T> && count == kTileRows;
+    if (!whole) place_part(group, columns, count, grids, destination, stride);
+    if constexpr (sizeof(T) < 8) {
+      if (whole)
+        place_columns(format_, codes_of(group), columns, grids, core::smallest_positive<T>(), lines,
+                      destination, stride);
+    }
+    if (lines && others != 0) hwy::FlushStream();
+    for (; others != 0; others &= others - 1) {
+      const int i = std::countr_zero(others);
+      core::reference_unpack_group(format_, run_.headers[group + i], codes_of(group + i),
+                                   destination + i, stride, count);
+    }
+  }
+
  private:
+  // Not inline: a flat tensor's loop is shorter without it.
+  HWY_NOINLINE void unpack_rotated(const std::uint8_t* codes, const core::Grid& grid,
+                                   T* destination) const {
+    HWY_ALIGN float values[core::kRotation];
+    place_values(format_.bits, codes, format_.group, core::scaled_for_rotation(grid), false, false,
+                 values);
+    stream_ ? rotate_back<true>(values, destination) : rotate_back<false>(values, destination);
+  }
+
+  bool is_plain(std::uint32_t header, const core::Grid& grid) const {
+    return (header & core::kExponentMask) != core::kExponentMask &&
+           core::kind_in(header) == core::kFinite && core::is_moderate(grid, levels_);
+  }
+
+  static bool is_constant(std::uint32_t header) {
+    constexpr std::uint32_t kForm = core::kExponentMask | core::kExtended | core::kFullRange;
+    return (header & kForm) == core::kExponentMask;
+  }
+
+  double constant_of(std::int64_t group) const {
+    double value;
+    std::memcpy(&value, codes_of(group), sizeof(value));
+    return value;
+  }
+
+  const std::uint8_t* codes_of(std::int64_t group) const {
+    return run_.codes + static_cast<std::size_t>(group) * geometry_.code_bytes;
+  }
+
+  // A tile that is not whole passes through one that is; so do fp64 elements.
+  void place_part(std::int64_t group, int columns, int count, ColumnGrids& grids, T* destination,
+                  std::int64_t stride) const {
+    Tile tile;
+    for (int first = 0; first < columns; first += kTileColumns) {
+      const int part = std::min(kTileColumns, columns - first);
+      if (first > 0) {
+        std::copy_n(grids.base + first, part, grids.base);
+        std::copy_n(grids.step + first, part, grids.step);
+      }
+      place_columns(format_, codes_of(group + first), part, grids, core::smallest_positive<T>(),
+                    false, tile.rows[0], kTileColumns);
+      for (int row = 0; row < count; ++row)
+        std::transform(tile.rows[row], tile.rows[row] + part, destination + row * stride + first,
+                       [](float value) { return core::from_float<T>(value); });
+    }
+  }
+
+  // The grid of a column that the fast path serves.
+  std::optional<core::Grid> grid_of_column(std::int64_t group) const {
+    const std::uint32_t header = run_.headers[group];
+    const core::Grid grid = core::grid_in(header, levels_);
+    if (is_plain(header, grid)) return grid;
+    // A constant group is a grid without steps, unless that would lose the sign of a zero, or code
+    // 0 has a meaning of its own.
+    if (sizeof(T) == 8 || !is_constant(header)) return std::nullopt;
+    const double value = constant_of(group);
+    const auto number = static_cast<float>(value);
+    const bool fits = std::fabs(number) <= core::kHuge && !(number == 0.0f && std::signbit(number));
+    if (!fits || (format_.zero_exact && value != 0.0)) return std::nullopt;
+    return core::Grid{number, 0.0f};
+  }
+
   const GroupFormat& format_;
   core::GroupGeometry geometry_;
   Run run_;
@@ -98,11 +190,12 @@ class Unpacker {
 
 // Calls tile(first group, columns, span of the first) for runs of neighbouring columns that share
 // rows.
-template <typename Tile>
-void for_tiles(const GroupFormat& format, std::int64_t begin, std::int64_t end, Tile tile) {
+template <typename Work>
+void for_tiles(const GroupFormat& format, int most_columns, std::int64_t begin, std::int64_t end,
+               Work tile) {
   while (begin < end) {
     const std::int64_t left = format.columns - begin % format.columns;
-    const int columns = static_cast<int>(std::min<std::int64_t>({kTileColumns, left, end - begin}));
+    const int columns = static_cast<int>(std::min<std::int64_t>({most_columns, left, end - begin}));
     tile(begin, columns, core::span_of(format, begin));
     begin += columns;
   }
@@ -125,15 +218,13 @@ void for_values(const GroupFormat& format, const Run& run, std::int64_t begin, s
     }
     return;
   }
-  HWY_ALIGN float across[kTileRows][kTileColumns];
-  HWY_ALIGN float tile[kTileColumns][kTileRows];
-  for_tiles(format, begin, end, [&](std::int64_t group, int columns, const core::GroupSpan& span) {
-    for (int column = 0; column < columns; ++column)
-      unpacker.unpack(group + column, tile[column], span.count);
-    transpose(tile[0], kTileRows, columns, span.count, across[0], kTileColumns);
+  Tile tile;
+  const auto restore = [&](std::int64_t group, int columns, const core::GroupSpan& span) {
+    unpacker.unpack_tile(group, columns, span.count, tile.rows[0], kTileColumns);
     for (int row = 0; row < span.count; ++row)
-      sink(across[row], span.offset + row * span.stride, columns);
-  });
+      sink(tile.rows[row], span.offset + row * span.stride, columns);
+  };
+  for_tiles(format, kTileColumns, begin, end, restore);
 }
 
 }  // namespace HWY_NAMESPACE

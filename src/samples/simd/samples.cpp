@@ -9,6 +9,7 @@
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
 
+#include <algorithm>
 #include <cstdint>
 
 #include "base/convert.h"
@@ -31,20 +32,29 @@ SampleKernels ScoreKernels() { return {}; }
 
 template <typename T>
 float ScoreTyped(const SampleFormat& format, const T* first) {
-  HWY_ALIGN float buffer[core::kSampleGroup];
+  HWY_ALIGN float buffer[sizeof(T) == 8 ? kBatch * core::kSampleGroup : 1];
+  RangeBatch ranges;
   core::Score score;
-  for (std::int64_t at = 0; at < format.per_sample; at += core::kSampleGroup) {
-    const std::int64_t left = format.per_sample - at;
-    if (left >= core::kSampleGroup) {
-      const Extremes extremes = read_group(first + at, core::kSampleGroup, false, buffer);
-      if (extremes.finite) {
-        score.add(core::squared_range(extremes.low, extremes.high));
-        continue;
-      }
+  const std::int64_t whole = format.per_sample / core::kSampleGroup;
+  for (std::int64_t group = 0; group < whole; group += kBatch) {
+    const T* elements = first + group * core::kSampleGroup;
+    const int groups = static_cast<int>(std::min<std::int64_t>(kBatch, whole - group));
+    std::uint32_t known;
+    if constexpr (sizeof(T) == 8) {
+      narrow_elements(elements, groups * core::kSampleGroup, buffer);
+      known = find_extremes(false, core::kSampleGroup, buffer, groups, ranges);
+    } else {
+      known = find_extremes(false, core::kSampleGroup, elements, groups, ranges);
     }
-    score.add(core::reference_squared_range(format.type, first + at,
-                                            left < core::kSampleGroup ? left : core::kSampleGroup));
+    for (int i = 0; i < groups; ++i)
+      score.add((known >> i & 1u) != 0
+                    ? core::squared_range(ranges.low[i], ranges.high[i])
+                    : core::reference_squared_range(format.type, elements + i * core::kSampleGroup,
+                                                    core::kSampleGroup));
   }
+  const std::int64_t rest = format.per_sample % core::kSampleGroup;
+  if (rest > 0)
+    score.add(core::reference_squared_range(format.type, first + whole * core::kSampleGroup, rest));
   return score.total();
 }
 
