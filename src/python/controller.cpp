@@ -75,6 +75,7 @@ class PyController {
   }
 
   void exit() {
+    torch::PyWarningHandler as_python_warnings;
     TORCH_CHECK(scope_ && torch_layer::Entry::current() &&
                     &torch_layer::Entry::current()->state() == &controller_.state(),
                 "a Controller's block must end on the thread that entered it, after all blocks "
@@ -88,8 +89,21 @@ class PyController {
   // Measures every site that `step` saves to. Returns their number.
   int calibrate(const std::function<void()>& step, const std::vector<at::Tensor>& leaves,
                 double scale, bool exactly) {
+    torch::PyWarningHandler as_python_warnings;
     const auto measure = exactly ? torch_layer::calibrate_exactly : torch_layer::calibrate;
-    return measure(controller_.shared_state(), step, {leaves, scale});
+    // A failure may be part of a measurement; what ends the program is none.
+    std::exception_ptr ends;
+    const auto run = [&] {
+      try {
+        step();
+      } catch (const py::error_already_set& error) {
+        if (!error.matches(PyExc_Exception)) ends = std::current_exception();
+        throw;
+      }
+    };
+    const int measured = measure(controller_.shared_state(), run, {leaves, scale});
+    if (ends) std::rethrow_exception(ends);
+    return measured;
   }
   void replan() {
     torch::PyWarningHandler as_python_warnings;

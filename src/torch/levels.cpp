@@ -21,6 +21,9 @@ const std::vector<Level>& levels() {
       {"L2.2", 2, true},
       {"paper-L0", std::nullopt, false},
       {"paper-L1", 4, true},
+      // Checkpoints and attention are the model's. What is folded is what the checkpoints keep.
+      {"paper-CB1", 4, true, {}, true},
+      {"paper-CB2", 4, true, {}, true},
       {"actnn-L0", std::nullopt, false},
       {"actnn-L1", std::nullopt, false, {saved_by("aten::convolution", codecs::Quantize{4})}},
       {"actnn-L2", 4, false},
@@ -45,8 +48,6 @@ struct Refused {
 constexpr Refused kRefused[] = {
     {"L3", "offloading", "L2"},
     {"paper-L2", "offloading", "paper-L1"},
-    {"paper-CB1", "checkpointing", "paper-L1"},
-    {"paper-CB2", "checkpointing and memory-efficient attention", "paper-L1"},
     {"actnn-L4", "offloading", "actnn-L3"},
     {"actnn-L5", "offloading and defragmentation", "actnn-L3"},
 };

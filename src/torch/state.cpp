@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "torch/plan/sample_plan.h"
+#include "torch/plan/starts.h"
 
 namespace backfold::torch_layer {
 namespace {
@@ -75,6 +76,7 @@ void replan(State& state) {
     planning.combine_tables(records);
     state.sites->take_tables(records);
   }
+  set_safe_widths(*state.sites, *planning.target, planning.gradient_energy);
   planning.plan = make_plan(*state.sites, planning.reference, *planning.target, state.blocks.steps,
                             most_error(state));
   tell_of_noise(planning);
@@ -114,6 +116,17 @@ std::optional<Noise> noise_of(State& state) {
                                    state.blocks.steps, planning.plan->error, moments->variance);
   if (noise) state.guarding.noise = noise->ratio;
   return noise;
+}
+
+std::string missed_checkpoints(State& state) {
+  BlockHistory& blocks = state.blocks;
+  if (blocks.wants_checkpoints.empty() || blocks.steps == 0) return "";
+  const std::string level = std::exchange(blocks.wants_checkpoints, "");
+  if (blocks.met_checkpoint) return "";
+  return "backfold: level='" + level +
+         "' is for a model that uses checkpoints, and the block met none: wrap its parts in "
+         "torch.utils.checkpoint, or call gradient_checkpointing_enable() on a model of "
+         "transformers";
 }
 
 void refuse_entered(const State& state) {

@@ -51,6 +51,8 @@ struct BlockHistory {
   std::optional<std::int64_t> grown_bytes;  // allocated by the last step and not freed in it
   bool unmet_samples = false;               // ids were given, but for another batch
   bool told_compiled = false;               // that graphs of torch.compile are not folded
+  bool met_checkpoint = false;              // in the last one in which something was saved
+  std::string wants_checkpoints;            // the level that does, until one was met or missed
   std::atomic<bool> entered{false};
   std::atomic<std::thread::id> thread{};  // of the open block
   std::atomic<bool> told_outside{false};  // that its model ran on a thread without a block
@@ -126,6 +128,10 @@ void pause_guard(State& state, bool on);
 // How the error that the plan expects compares with the gradient's own variance. None until enough
 // gradients were seen. Waits for the devices.
 std::optional<Noise> noise_of(State& state);
+
+// After a block: what to tell the user, once, whose level needs checkpoints that the model does not
+// make; empty if there is nothing to tell.
+std::string missed_checkpoints(State& state);
 
 // Raises, for a controller that is entered: RuntimeError.
 [[noreturn]] void refuse_entered(const State& state);

@@ -33,9 +33,13 @@ class Entry {
   // The innermost entry of this thread, or null.
   static Entry* current();
 
-  // Keeps a tensor that the running call saves. `obstacle` says why it cannot be packed, where the
-  // caller knows of a reason.
-  Saved save(const at::Tensor& tensor, const char* obstacle = nullptr);
+  // Keeps a tensor that the running call saves; where none runs, `by` may say who does. `obstacle`
+  // says why it cannot be packed, where the caller knows of a reason.
+  Saved save(const at::Tensor& tensor, const char* obstacle = nullptr,
+             const Operator* by = nullptr);
+
+  // A call begins after which shapes, as far as the program follows it, depend on values.
+  void decision();
 
   // A module's forward begins or ends. One that the controller does not know is named by its class
   // and its place among its siblings.
@@ -55,6 +59,8 @@ class Entry {
     return state_->probing.running || state_->options.samples.ids.defined();
   }
   void note_reference();
+  // A checkpoint saves an input.
+  void note_start(Site& site, const Operator& op);
 
   std::shared_ptr<State> state_;
   Entry* const outer_;
@@ -64,6 +70,12 @@ class Entry {
   Counts occurrences_;                                          // since the landmark
   std::vector<std::pair<const void*, std::uint32_t>> unknown_;  // modules that are running
   std::vector<std::uint32_t> regions_;
+  // The inputs of the last checkpoint that compares shapes when it runs again, and the number of
+  // nodes that there were.
+  c10::SmallVector<Site*, 4> checkpoint_;
+  std::uint64_t nodes_before_ = 0;
+  std::size_t hooks_ = 0;  // on autograd's stack, up to ours
+  bool met_checkpoint_ = false;
   bool saved_something_ = false;
   bool saved_where_counted_ = false;  // on the device whose allocations are
   std::int64_t saved_bytes_ = 0;
