@@ -211,7 +211,7 @@ def test_starts_alone_bring_as_much_error_as_was_measured_and_little_bias(device
     total = alone.check(lambda: loss_of(model, data), repeats=24).rows[-1]
     expected = (sum(row["error"] for row in rows)) ** 0.5 / total.gradient_norm
     assert 0.5 < total.error / expected < 2
-    assert total.error < 0.06  # a twentieth is allowed
+    assert total.error < 0.03  # 0.02 is allowed; 4 bits bring 0.05
     assert total.bias < 0.5 * total.error
 
 
@@ -476,6 +476,39 @@ def test_one_width_everywhere_measures_nothing_and_leaves_starts_exact(device):
     fold = backfold.Controller(model, min_bytes=1024, bits=4, adaptive=False, codec=named)
     gradients(model, data, fold)
     assert {(row["kind"], row["bits"]) for row in starts(fold)} == {("lossy", 8)}
+
+
+def test_versions_of_torch_that_save_by_a_function(device, monkeypatch):
+    # Up to torch 2.12 a checkpoint that is not reentrant saves its inputs by a function.
+    if not hasattr(torch.utils.checkpoint, "_make_saved_tensor"):
+        assert hasattr(torch.utils.checkpoint, "_NoopSaveInputs")
+        return
+
+    class _NoopSaveInputs(torch.autograd.Function):
+        @staticmethod
+        def forward(*tensors):
+            return torch.empty((0,))
+
+        @staticmethod
+        def setup_context(ctx, inputs, output):
+            ctx.save_for_backward(*inputs)
+
+        @staticmethod
+        def backward(ctx, *gradients):
+            raise AssertionError("never part of a loss")
+
+    def save_inputs(frame, *args):
+        dummy = torch.empty((0,), requires_grad=True)
+        frame.saver = _NoopSaveInputs.apply(dummy, *args)
+
+    frame = torch.utils.checkpoint._CheckpointFrame
+    monkeypatch.setattr(frame, "save_inputs", save_inputs)
+    monkeypatch.setattr(frame, "get_inputs", lambda self: self.saver.grad_fn.saved_tensors[1:])
+    model, data = Stack(KINDS["not reentrant"]).to(device), batch(device)
+    plain = gradients(model, data)
+    fold = planned(model, data)
+    assert [row["op"] for row in starts(fold) if row["kind"] == "lossy"] == ["_NoopSaveInputs"] * 4
+    assert error(gradients(model, data, fold), plain) < NEAR
 
 
 @pytest.mark.parametrize("level", ["paper-CB1", "paper-CB2"])

@@ -17,8 +17,8 @@
 namespace backfold::torch_layer {
 
 // Sets Site::safe from the tables: the narrowest width at which all starts together, each in
-// proportion to its elements, bring the gradient an error of at most a twentieth of its norm, where
-// the target is a mean width. A ratio or a budget counts bytes, and weighs starts like all others.
+// proportion to its elements, bring the gradient an error of at most 0.02 of its norm, where the
+// target is a mean width. A ratio or a budget counts bytes, and weighs starts like all others.
 // `energy` is that of the gradient; without it no width is known to be safe.
 void set_safe_widths(SiteTable& sites, const Target& target, std::optional<double> energy);
 
