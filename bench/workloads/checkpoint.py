@@ -10,6 +10,7 @@ gradient_checkpointing_enable(), in both variants of torch.utils.checkpoint. Row
 
     exact         bits=None: what is held and can only be folded exactly
     only W bits   the same, and all starts of checkpoints rounded to W bits, measured or not
+    others        the default settings for all but the starts, which stay exact
     planned       the default settings: everything at 4 bits on average, starts as measured
 
 Held is the report's. Error is that of the gradient of all parameters, relative to that of plain
@@ -95,13 +96,15 @@ def compare(name: str, reentrant: bool, arguments: argparse.Namespace) -> list[t
         rows.append(
             measured(f"only {bits} bits", backfold.Controller(model, bits=None, codec=codec))
         )
-    fold = backfold.Controller(model, probe_every=None)
-    for _ in range(3):
-        with fold:
-            loss = step()
-        loss.backward()
-        model.zero_grad()
-    rows.append(measured("planned", fold))
+    keep = {backfold.codecs.Where(op=op): backfold.codecs.Keep() for op in STARTS}
+    for label, codec in (("others", keep), ("planned", None)):
+        fold = backfold.Controller(model, probe_every=None, codec=codec)
+        for _ in range(3):
+            with fold:
+                loss = step()
+            loss.backward()
+            model.zero_grad()
+        rows.append(measured(label, fold))
     return rows
 
 

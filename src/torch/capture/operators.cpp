@@ -16,12 +16,13 @@
 namespace backfold::torch_layer {
 namespace {
 
-// Operators whose results have as many elements as values say, or are numbers of the program's.
+// Operators whose results have as many elements as values say, or are numbers of the program's. Not
+// repeat_interleave, which torch's attention calls with a number.
 constexpr std::string_view kDeciding =
     "aten::nonzero aten::nonzero_numpy aten::argwhere aten::masked_select aten::item "
     "aten::is_nonzero aten::_local_scalar_dense aten::equal aten::allclose aten::_unique "
     "aten::_unique2 aten::unique_dim aten::unique_consecutive aten::unique_dim_consecutive "
-    "aten::bincount aten::repeat_interleave";
+    "aten::bincount";
 
 bool writes(const c10::Argument& argument) {
   return argument.alias_info() && argument.alias_info()->isWrite();
