@@ -552,6 +552,28 @@ def test_the_block_inside_the_function(device, reentrant):
     assert 0 < error(found, plain) < 0.2
 
 
+def test_what_runs_again_is_folded_by_a_block_inside_and_inputs_by_one_around(device):
+    # The noise of the inner block is none of what the outer one's probe measures: if it were, no
+    # width would seem safe.
+    inner = backfold.Controller(bits=4, adaptive=False, min_bytes=1024)
+
+    def run(layer, x):
+        def body(x):
+            with inner:
+                return layer(x)
+
+        return checkpoint(body, x, use_reentrant=True)
+
+    model, data = Stack(run).to(device), batch(device)
+    plain = gradients(Stack(KINDS["reentrant"]).to(device), data)
+    fold = planned(model, data)
+    assert {row["kind"] for row in starts(fold)} == {"lossy"}
+    assert inner.steps == 3 * 4  # layers of three steps, and none of the probe's
+    report = inner.report().to_dict()
+    assert report["held_bytes"] < 0.2 * report["unique_bytes"]
+    assert error(gradients(model, data, fold), plain) < 0.25
+
+
 @pytest.mark.parametrize("hook", ["on a parameter", "after accumulation"])
 def test_measuring_reentrant_checkpoints_calls_no_hooks_of_the_user(device, hook):
     # Their backward adds to .grad: an optimizer in a hook would make a step of its own.

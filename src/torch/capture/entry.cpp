@@ -10,6 +10,7 @@
 #include <fnmatch.h>
 #include <torch/csrc/autograd/graph_task.h>
 
+#include <algorithm>
 #include <cstring>
 #include <mutex>
 #include <utility>
@@ -101,6 +102,18 @@ bool saves_its_result(const RunningCall& call, const Demand& demand, const at::T
   if (!recipe || recipe->companions > 0 || call.recorded) return false;
   if (call.overwritten) return Counter(tensor).now() != call.overwritten->version;
   return demand.slot >= static_cast<int>(call.op->slots.size());
+}
+
+// Whether a pass of another controller's probe runs here, which nothing else may fold in: it would
+// take the noise for the doing of what it measures. A pass runs backward on threads of its own.
+bool is_probed_by_another(Entry& entry) {
+  for (Entry* outer = entry.outer(); outer; outer = outer->outer())
+    if (outer->state().probing.owns_blocks()) return true;
+  if (torch::autograd::get_current_graph_task_id() == -1) return false;
+  const std::lock_guard lock(entered().mutex);
+  return std::any_of(entered().states.begin(), entered().states.end(), [&](State* state) {
+    return state != &entry.state() && state->probing.owns_blocks();
+  });
 }
 
 void observe_decision() {
@@ -247,6 +260,7 @@ void Entry::note_start(Site& site, const Operator& op) {
 }
 
 Saved Entry::save(const at::Tensor& tensor, const char* obstacle, const Operator* by) {
+  if (is_probed_by_another(*this)) return save_outside(tensor);
   static thread_local RunningCall outside;
   RunningCall* call = running_call();
   if (!call) {

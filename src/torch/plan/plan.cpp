@@ -256,7 +256,9 @@ PlanSummary make_plan(SiteTable& sites, const StepReference& reference, const Ta
                 ? std::max(0.0, 8 * static_cast<double>(option.bytes) - count * kHeaderBits)
             : option.choice.bits == kRawBits
                 ? count * static_cast<double>(8 * footprint.element_bytes)
-                : count * option.choice.bits;
+                : count * (bundle.starts && target.kind == Target::Kind::kBits
+                               ? std::min<double>(option.choice.bits, target.value)
+                               : option.choice.bits);
     bundle.root->tried = true;
   }
   summary.mean_bits = elements > 0 ? bits / elements : 0;

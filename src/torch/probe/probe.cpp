@@ -25,10 +25,7 @@ at::Tensor without_history(const at::Tensor& tensor) {
 }  // namespace
 
 c10::SmallVector<int, 4> Probe::widths(const Site& site, const Site& root) const {
-  if (site.starts) {
-    const bool wide = root.reference.element_bytes > 2;
-    return wide ? c10::SmallVector<int, 4>{4, 8, 16} : c10::SmallVector<int, 4>{4, 8};
-  }
+  if (site.starts) return Starts::widths_of(root.reference);
   // A floor of 6 marks tensors whose noise a formula amplifies. How much it does so here is
   // measured, from 4 bits on. A floor of 8 marks tensors of unknown sensitivity.
   const int floor = site.floor <= 6 ? std::min(site.floor, 4) : site.floor;

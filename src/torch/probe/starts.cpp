@@ -191,12 +191,20 @@ at::Tensor Starts::arrived(std::size_t number, const at::Tensor& gradient) {
   return start.gradient;
 }
 
-std::vector<int> Starts::widths() const {
-  if (starts_.empty() || differs_) return {};
-  const bool wide = std::any_of(starts_.begin(), starts_.end(), [](const Start& start) {
-    return start.site->reference.element_bytes > 2;
-  });
-  return wide ? std::vector<int>{4, 8, 16} : std::vector<int>{4, 8};
+c10::SmallVector<int, 4> Starts::widths_of(const Footprint& packet) {
+  c10::SmallVector<int, 4> widths{4, 8};
+  if (packet.element_bytes > 2) widths.push_back(16);
+  return widths;
+}
+
+c10::SmallVector<int, 4> Starts::widths() const {
+  c10::SmallVector<int, 4> widths;
+  if (differs_) return widths;
+  for (const Start& start : starts_) {
+    const auto own = widths_of(root_of(*start.site).reference);
+    if (own.size() > widths.size()) widths = own;
+  }
+  return widths;
 }
 
 void Starts::forget() {

@@ -19,6 +19,7 @@
 #define BACKFOLD_TORCH_PROBE_STARTS_H_
 
 #include <ATen/core/Tensor.h>
+#include <c10/util/SmallVector.h>
 
 #include <cstdint>
 #include <memory>
@@ -50,9 +51,11 @@ class Starts : public std::enable_shared_from_this<Starts> {
   // A segment runs again from it, and from others that are read before any gradient arrives.
   void read(std::size_t start);
 
+  // The widths at which a packet is measured from which a checkpoint starts, rising.
+  static c10::SmallVector<int, 4> widths_of(const Footprint& packet);
   // The widths to measure, the narrowest first; none if there is nothing to be folded, or if the
   // passes so far had different starts.
-  std::vector<int> widths() const;
+  c10::SmallVector<int, 4> widths() const;
   // What was measured, for the sites' tables, which are empty until it is entered there. Nothing,
   // if passes had different starts.
   std::vector<Measurement> take();
