@@ -107,13 +107,16 @@ bool saves_its_result(const RunningCall& call, const Demand& demand, const at::T
 // Whether a pass of another controller's probe runs here, which nothing else may fold in: it would
 // take the noise for the doing of what it measures. A pass runs backward on threads of its own.
 bool is_probed_by_another(Entry& entry) {
+  // A C++ program may enter its own controller in the step that is measured.
+  const auto probes = [&](const State& state) {
+    return &state != &entry.state() && state.probing.owns_blocks();
+  };
   for (Entry* outer = entry.outer(); outer; outer = outer->outer())
-    if (outer->state().probing.owns_blocks()) return true;
+    if (probes(outer->state())) return true;
   if (torch::autograd::get_current_graph_task_id() == -1) return false;
   const std::lock_guard lock(entered().mutex);
-  return std::any_of(entered().states.begin(), entered().states.end(), [&](State* state) {
-    return state != &entry.state() && state->probing.owns_blocks();
-  });
+  return std::any_of(entered().states.begin(), entered().states.end(),
+                     [&](const State* state) { return probes(*state); });
 }
 
 void observe_decision() {
