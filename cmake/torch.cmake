@@ -108,6 +108,7 @@ add_library(backfold_torch SHARED
   src/torch/plan/plan.cpp
   src/torch/plan/sample_norms.cpp
   src/torch/plan/sample_plan.cpp
+  src/torch/plan/starts.cpp
   src/torch/probe/blocks.cpp
   src/torch/probe/closed_form.cpp
   src/torch/probe/comeback.cpp
@@ -119,6 +120,7 @@ add_library(backfold_torch SHARED
   src/torch/probe/probe.cpp
   src/torch/probe/probed.cpp
   src/torch/probe/rankings.cpp
+  src/torch/probe/starts.cpp
   src/torch/probe/tangents.cpp
   src/torch/reads/demand.cpp
   src/torch/reads/exact_ops.cpp

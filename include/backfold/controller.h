@@ -59,8 +59,9 @@ struct ControllerOptions {
   std::optional<double> bits = 4;
   std::optional<double> ratio = {};         // bytes that autograd alone would keep / bytes held
   std::optional<std::int64_t> budget = {};  // bytes held at the end of a scope
-  // A level of GACT ("L0" to "L3", "paper-L0" to "paper-L2") or ActNN ("actnn-L0" to "actnn-L4"),
-  // or the method of a paper ("pooled", "division", "mesa", "exact-project").
+  // A level of GACT ("L0" to "L3", "paper-L0" to "paper-L2"; with checkpoints "paper-CB1" and
+  // "paper-CB2") or ActNN ("actnn-L0" to "actnn-L4"), or the method of a paper ("pooled",
+  // "division", "mesa", "exact-project").
   std::string level = {};
   bool adaptive = true;                // false: the same width everywhere, given by `bits`
   std::vector<std::string> keep = {};  // parts (shell patterns) whose tensors are not folded

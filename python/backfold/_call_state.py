@@ -249,3 +249,18 @@ def _computed_from(node: Any, sources: Mapping[tuple[Any, int], int]) -> set[int
                 seen.add(edge[0])
                 stack.append(edge[0])
     return found
+
+
+def has_node(outputs: Iterable[torch.Tensor], name: str) -> bool:
+    """Whether a node of that name is in the graph that the outputs were computed by."""
+    stack = [tensor.grad_fn for tensor in outputs]
+    seen = set(stack)
+    while stack:
+        node = stack.pop()
+        if node.name() == name:
+            return True
+        for following, _ in node.next_functions:
+            if following is not None and following not in seen:
+                seen.add(following)
+                stack.append(following)
+    return False

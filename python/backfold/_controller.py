@@ -59,8 +59,9 @@ class Controller:
         ratio: bytes that autograd alone would keep alive / bytes held.
         budget: bytes held at the end of the block, as a number or a string like ``"6GiB"``. If
             steps differ in size, the largest has to meet it.
-        level: a level of GACT, ``"L0"`` to ``"L3"``, ``"paper-L0"`` to ``"paper-L2"``; of ActNN,
-            ``"actnn-L0"`` to ``"actnn-L4"``; or the method of a paper: ``"pooled"``,
+        level: a level of GACT, ``"L0"`` to ``"L3"``, ``"paper-L0"`` to ``"paper-L2"``, or, for a
+            model with checkpoints, ``"paper-CB1"``, ``"paper-CB2"``; of ActNN, ``"actnn-L0"`` to
+            ``"actnn-L4"``; or the method of a paper: ``"pooled"``,
             ``"division"``, ``"mesa"``, ``"exact-project"``.
         adaptive: False keeps one width everywhere: 1, 2, 3, 4, 5, 6, 8 or 16 bits.
         plan: widths that an earlier run saved with `save_plan`, as a path or a dict. Nothing is

@@ -126,7 +126,7 @@ class Probes:
             try:
                 with call.untouched():
                     scale = 1 / call.share if call.sliced_gradients else call.share
-                    measured = self._core.calibrate(call.step(), call.input_leaves, scale)
+                    measured = self._core.calibrate(call.step(), call.own_leaves, scale)
                     gain, moved = call.gain, call.moved
                     energy = scale * call.gradient_energy
             except Exception as error:  # training goes on with the estimate of its own step

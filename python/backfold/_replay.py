@@ -17,6 +17,7 @@ from backfold._call_state import (
     Autocast,
     State,
     energy_of,
+    has_node,
     is_tensor,
     scalars_after,
     tensors_in,
@@ -114,6 +115,11 @@ class ModelCall:
         return [tensor for tensor in tensors if tensor.requires_grad]
 
     @property
+    def own_leaves(self) -> list[torch.Tensor]:
+        """All leaves that receive a gradient only in runs of step()."""
+        return [*self._own.values(), *self.input_leaves]
+
+    @property
     def sliced_gradients(self) -> bool:
         """Whether backward starts from rows of the gradients that arrived in the user's step.
 
@@ -156,6 +162,13 @@ class ModelCall:
         self._stop_listening()
         # A mean over part of the batch weighs each row 1 / share times as much.
         weight = self.share if self.sliced_gradients else 1.0
+        # Reentrant checkpoints run a backward of their own, which adds to `.grad` whatever the
+        # outer one asks for. Other tensors with the same memory receive it, without hooks.
+        self._own = {
+            id(parameter): torch.nn.Parameter(parameter.detach())
+            for parameter in self._model.parameters()
+            if self._reentrant and parameter.requires_grad
+        }
         gradients = {
             index: gradient if gradient.dim() > 0 else gradient * weight
             for index, gradient in self._gradients.items()
@@ -164,12 +177,30 @@ class ModelCall:
         def run() -> None:
             writes = Writes(self._state.tensors)
             try:
-                with writes.undone():
+                with writes.undone(), self._with_own_parameters():
                     self._run(gradients)
             finally:
                 self.left_changed.update(dict.fromkeys(writes.unseen))
 
         return run
+
+    @contextmanager
+    def _with_own_parameters(self) -> Iterator[None]:
+        """Puts `_own` in the place of the model's parameters, if there are any."""
+        replaced = []
+        for module in self._model.modules() if self._own else ():
+            for name, parameter in module._parameters.items():
+                if id(parameter) in self._own:
+                    replaced.append((module, name, parameter))
+        try:
+            for module, name, parameter in replaced:
+                module._parameters[name] = self._own[id(parameter)]
+            yield
+        finally:
+            for module, name, parameter in replaced:
+                module._parameters[name] = parameter
+            for leaf in (*self._own.values(), *(self.input_leaves if self._own else ())):
+                leaf.grad = None
 
     def _run(self, gradients: Mapping[int, torch.Tensor]) -> None:
         outputs = self._forward(gradients)
@@ -179,9 +210,13 @@ class ModelCall:
             # The gradient at an output already includes that of outputs computed from it.
             for output, gradient in zip(outputs, gradients.values(), strict=True):
                 output.register_hook(lambda _, arrived=gradient: arrived)
+        sent = tuple(gradients.values())
         with torch.enable_grad(), self._autocast.off():
-            sent = tuple(gradients.values())
-            found = torch.autograd.grad(outputs, self.leaves, sent, allow_unused=True)
+            if self._own:
+                torch.autograd.backward(outputs, sent)
+                found = [leaf.grad for leaf in self.leaves]
+            else:
+                found = torch.autograd.grad(outputs, self.leaves, sent, allow_unused=True)
         self._energies = energy_of(found), energy_of(sent)
 
     @contextmanager
@@ -230,6 +265,8 @@ class ModelCall:
         self.left_changed: dict[str, None] = {}
         self._outputs: list[int] = []  # indices of the outputs with a gradient
         self._returned: tuple[dict[int, torch.Tensor], dict[int, torch.Tensor]] = ({}, {})
+        self._reentrant = False  # it uses checkpoints that are
+        self._own: dict[int, torch.nn.Parameter] = {}  # by the parameter's id
         self.share = 1.0
 
     def _attempt(self, record: Callable[..., None], *given: Any) -> None:
@@ -262,6 +299,7 @@ class ModelCall:
             self._forget("the model raised, or returned no tensor with a gradient")
             return
         self._obstacle = "no gradient has arrived at the model's outputs"
+        self._reentrant = has_node(outputs.values(), "CheckpointFunctionBackward")
         self._slice([tensor for tensor in outputs.values() if tensor.dim() > 0])
         self._outputs = list(outputs)
         if self._on_return is not None:

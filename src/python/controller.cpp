@@ -35,6 +35,23 @@ torch_layer::Recorded recorded_of(const PyRecorded& recorded) {
           obstacle};
 }
 
+// What measures a step. A failure of the step may be part of a measurement; what ends the program
+// is none, and is raised after it.
+template <typename Measure>
+int measured(const std::function<void()>& step, Measure measure) {
+  std::exception_ptr ends;
+  const int count = measure([&] {
+    try {
+      step();
+    } catch (const py::error_already_set& error) {
+      if (!error.matches(PyExc_Exception)) ends = std::current_exception();
+      throw;
+    }
+  });
+  if (ends) std::rethrow_exception(ends);
+  return count;
+}
+
 // A controller whose block is entered and left by separate calls.
 class PyController {
  public:
@@ -97,6 +114,7 @@ class PyController {
   }
 
   void exit() {
+    torch::PyWarningHandler as_python_warnings;
     TORCH_CHECK(scope_ && torch_layer::Entry::current() &&
                     &torch_layer::Entry::current()->state() == &controller_.state(),
                 "a Controller's block must end on the thread that entered it, after all blocks "
@@ -110,14 +128,19 @@ class PyController {
   // Measures every site that `step` saves to. Returns their number.
   int calibrate(const std::function<void()>& step, const std::vector<at::Tensor>& leaves,
                 double scale) {
-    return torch_layer::calibrate(controller_.shared_state(), step, {leaves, scale, false});
+    return measured(step, [&](const std::function<void()>& run) {
+      return torch_layer::calibrate(controller_.shared_state(), run, {leaves, scale, false});
+    });
   }
   // The same for a step that adds to the gradients, with a plan made of it.
   void calibrate_and_plan(const std::function<void()>& step, bool exactly) {
     torch::PyWarningHandler as_python_warnings;
     const auto measure = exactly ? torch_layer::calibrate_exactly : torch_layer::calibrate;
-    torch_layer::measure_and_plan(controller_.state(),
-                                  [&] { return measure(controller_.shared_state(), step, {}); });
+    measured(step, [&](const std::function<void()>& run) {
+      torch_layer::measure_and_plan(controller_.state(),
+                                    [&] { return measure(controller_.shared_state(), run, {}); });
+      return 0;
+    });
   }
 
   void replan() {

@@ -44,6 +44,16 @@ bool has_attributes(PyObject* object) {
   return dict && *dict && PyDict_GET_SIZE(*dict) > 0;
 }
 
+// Whether torch.utils.checkpoint saves, which no call announces: a function of its module runs.
+// Only while this thread holds the GIL.
+bool is_checkpoint_saving() {
+  if (torch_layer::running_call()) return false;
+  PyObject* globals = PyEval_GetGlobals();
+  PyObject* name = globals ? PyDict_GetItemString(globals, "__name__") : nullptr;
+  return name && PyUnicode_Check(name) &&
+         PyUnicode_CompareWithASCIIString(name, torch_layer::kCheckpoint.data()) == 0;
+}
+
 // An alias of a tensor that carries the tensor's Python attributes. Autograd turns what it is given
 // into a variable. For an alias that shares only its memory it does so in place, so the Python
 // object with the attributes survives.
@@ -119,8 +129,10 @@ bool is_parameter_object(const at::Tensor& tensor) {
 
 PackedTensor::PackedTensor(const at::Tensor& tensor) {
   const char* obstacle = nullptr;
+  bool checkpoint = false;
   if (object_of(tensor)) {  // what Python has not seen is of no class of its own
     const py::gil_scoped_acquire gil;
+    checkpoint = is_checkpoint_saving();
     auto object = py::reinterpret_steal<py::object>(THPVariable_Wrap(tensor));
     if (!object) throw python_error();
     if (!THPVariable_CheckExact(object.ptr())) {
@@ -134,7 +146,8 @@ PackedTensor::PackedTensor(const at::Tensor& tensor) {
   }
   const Unlocked unlocked;
   Entry* entry = Entry::current();
-  saved_.emplace(entry ? entry->save(tensor, obstacle) : torch_layer::save_outside(tensor));
+  const auto* by = checkpoint ? &torch_layer::checkpoint_operator() : nullptr;
+  saved_.emplace(entry ? entry->save(tensor, obstacle, by) : torch_layer::save_outside(tensor));
 }
 
 PackedTensor::~PackedTensor() {

@@ -82,12 +82,12 @@ std::vector<at::Tensor> parameters_of(const State& state) {
 
 // Runs one pass of a probe. The first pass ends where its backward begins.
 void run(const std::shared_ptr<State>& state, const std::shared_ptr<Probe>& probe, Probe::Pass pass,
-         const std::function<void()>& step) {
+         const std::function<void()>& step, int bits = 0) {
   struct Attached {
     State& state;
     ~Attached() { state.probing.running.reset(); }
   } attached{*state};
-  probe->begin(pass);
+  probe->begin(pass, bits);
   state->probing.running = probe;
   const Undone undone(parameters_of(*state));
   const Entry entry(state);
@@ -220,6 +220,25 @@ std::optional<double> energy_of(const std::vector<at::Tensor>& gradients, double
   return scale * total_energy(norms);
 }
 
+// Measures what folding the starts of checkpoints does. A failure, as for want of memory, or of a
+// segment whose shapes depend on values, leaves them exact.
+void measure_starts(const std::shared_ptr<State>& state, const std::shared_ptr<Probe>& probe,
+                    const std::function<void()>& step, const Snapshot& snapshot) {
+  try {
+    for (const int bits : probe->starts().widths()) {
+      run(state, probe, Probe::Pass::kStarts, step, bits);
+      snapshot.rewind();
+    }
+  } catch (const std::exception& error) {
+    probe->starts().forget();
+    snapshot.rewind();
+    TORCH_WARN(
+        "backfold: checkpoints could not be run again from rounded inputs, which stay "
+        "exact: ",
+        error.what());
+  }
+}
+
 }  // namespace
 
 int calibrate(const std::shared_ptr<State>& state, const std::function<void()>& step,
@@ -240,9 +259,11 @@ int calibrate(const std::shared_ptr<State>& state, const std::function<void()>& 
     }
     TORCH_CHECK_VALUE(probe->backward_began() || !probe->saved_something(), kNoBackward);
     snapshot.rewind();
+    if (!probe->starts().widths().empty()) probe->starts().watch(leaves);
     run(state, probe, Probe::Pass::kClean, step);
     state->planning.gradient_energy = energy_of(gradients_of(leaves), options.scale);
     snapshot.rewind();
+    measure_starts(state, probe, step, snapshot);
     return probe->finish(options.scale);
   };
   // Errors at few bits depend on the plan in force, so the first plan is made twice. Several

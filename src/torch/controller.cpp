@@ -39,7 +39,10 @@ Controller::Scope::Scope(std::shared_ptr<State> state, std::unique_ptr<Entry> en
 Controller::Scope::Scope(Scope&&) noexcept = default;
 Controller::Scope::~Scope() {
   entry_.reset();
-  if (state_) torch_layer::end_block(*state_);
+  if (!state_) return;
+  torch_layer::end_block(*state_);
+  const std::string missed = torch_layer::missed_checkpoints(*state_);
+  if (!missed.empty()) TORCH_WARN(missed);
 }
 
 Controller::Controller(ControllerOptions options) : state_(torch_layer::state_for(options)) {}

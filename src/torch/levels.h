@@ -19,6 +19,7 @@ struct Level {
   bool adaptive = false;               // whether widths are planned
   std::vector<CodecRule> codecs = {};  // for tensors that the plan does not decide on
   bool offload = false;
+  bool checkpoints = false;  // whether the model has to use checkpoints
 };
 
 // Raises ValueError for an unknown name, and for levels that need features Backfold lacks.

@@ -127,6 +127,7 @@ std::shared_ptr<State> state_for(const ControllerOptions& options) {
     TORCH_CHECK_VALUE(level.codecs.empty() || options.codec.empty(), "level='", options.level,
                       "' sets its own codec, so codec cannot be given as well");
     for (const CodecRule& rule : level.codecs) state->policy.add(rule);
+    if (level.checkpoints) state->blocks.wants_checkpoints = level.name;
   }
   if (offload) state->offloader = std::make_shared<Offloader>();
   for (const CodecRule& rule : options.codec) state->policy.add(rule);

@@ -9,6 +9,7 @@
 #include "base/rng.h"
 #include "torch/plan/bundles.h"
 #include "torch/plan/sample_plan.h"
+#include "torch/plan/starts.h"
 
 namespace backfold::torch_layer {
 namespace {
@@ -81,6 +82,7 @@ std::optional<int> noisy_width(const State& state) {
 
 PlanSummary plan_for(const Target& target, SiteTable& sites, const StepReference& reference,
                      std::int64_t step, std::optional<double> energy) {
+  set_safe_widths(sites, target, energy);
   // The most error that a plan may expect. Gradients shrink in the first steps, and a plan that
   // meets one of its own size there drowns the next ones. Below 3 bits noise of that size is what
   // was asked for.
@@ -136,6 +138,17 @@ std::optional<Noise> noise_of(State& state) {
                                    state.blocks.steps, planning.plan->error, moments->variance);
   if (noise) state.guarding.noise = noise->ratio;
   return noise;
+}
+
+std::string missed_checkpoints(State& state) {
+  BlockHistory& blocks = state.blocks;
+  if (blocks.wants_checkpoints.empty() || blocks.steps == 0) return "";
+  const std::string level = std::exchange(blocks.wants_checkpoints, "");
+  if (blocks.met_checkpoint) return "";
+  return "backfold: level='" + level +
+         "' is for a model that uses checkpoints, and the block met none: wrap its parts in "
+         "torch.utils.checkpoint, or call gradient_checkpointing_enable() on a model of "
+         "transformers";
 }
 
 void refuse_entered(const State& state) {

@@ -52,8 +52,10 @@ struct BlockHistory {
   std::optional<at::Device> device;  // whose allocator is asked what hooks do not see
   // Allocated by the last step and not freed in it, or offloaded.
   std::optional<std::int64_t> grown_bytes;
-  bool unmet_samples = false;  // ids were given, but for another batch
-  bool told_compiled = false;  // that graphs of torch.compile are not folded
+  bool unmet_samples = false;     // ids were given, but for another batch
+  bool told_compiled = false;     // that graphs of torch.compile are not folded
+  bool met_checkpoint = false;    // in the last one in which something was saved
+  std::string wants_checkpoints;  // the level that does, until one was met or missed
   std::atomic<bool> entered{false};
   std::atomic<std::thread::id> thread{};  // of the open block
   std::atomic<bool> told_outside{false};  // that its model ran on a thread without a block
@@ -143,6 +145,10 @@ void pause_guard(State& state, bool on);
 // How the error that the plan expects compares with the gradient's own variance. None until enough
 // gradients were seen. Waits for the devices.
 std::optional<Noise> noise_of(State& state);
+
+// After a block: what to tell the user, once, whose level needs checkpoints that the model does not
+// make; empty if there is nothing to tell.
+std::string missed_checkpoints(State& state);
 
 // Raises, for a controller that is entered: RuntimeError.
 [[noreturn]] void refuse_entered(const State& state);

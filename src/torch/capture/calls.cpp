@@ -41,6 +41,7 @@ WriteObserver write_observer = nullptr;
 OverwriteObserver overwrite_observer = nullptr;
 MadeObserver made_observer = nullptr;
 RegionObserver region_observer = nullptr;
+DecisionObserver decision_observer = nullptr;
 
 // Whether a kernel runs below autograd: what it calls is its own business.
 bool is_inside() {
@@ -58,6 +59,12 @@ bool closes(const RunningCall& call) {
     return false;
   return std::none_of(call.tensors.begin(), call.tensors.end(), [](const auto& argument) {
     return argument.first->key_set().has(c10::DispatchKey::Python);
+  });
+}
+
+bool takes_mask(const RunningCall& call) {
+  return std::any_of(call.tensors.begin(), call.tensors.end(), [](const auto& argument) {
+    return argument.first->dtype() == caffe2::TypeMeta::Make<bool>();
   });
 }
 
@@ -115,6 +122,9 @@ std::unique_ptr<at::ObserverContext> begin(const at::RecordFunction& call) {
     tell(running.op->written);
     tell(running.op->left_out);  // batch norms write their statistics, whatever the schema says
   }
+  if (decision_observer &&
+      (running.op->decides || (running.op->decides_on_masks && takes_mask(running))))
+    decision_observer();
   if (running.op->wants_arguments || running.op->copies || thread.begin_observer)
     running.arguments.assign(inputs.begin(), inputs.end());
   if (thread.begin_observer) thread.begin_observer(running);
@@ -172,6 +182,7 @@ void observe_recipes(OverwriteObserver overwrite, MadeObserver made) {
   made_observer = made;
 }
 void observe_regions(RegionObserver observer) { region_observer = observer; }
+void observe_decisions(DecisionObserver observer) { decision_observer = observer; }
 void observe_calls(BeginObserver begin, EndObserver end) {
   this_thread().begin_observer = begin;
   this_thread().end_observer = end;

@@ -44,9 +44,11 @@ struct Operator {
   c10::SmallVector<int, 1> written;      // positions of arguments that it writes
   bool opaque = false;                   // its backward is unknown
   bool compiled = false;                 // a graph of torch.compile
-  bool copies = false;           // aten::_to_copy, which makes low-precision copies of parameters
-  bool wants_arguments = false;  // a rule looks at the arguments of a call
-  bool makes_shares = false;     // aten::_log_softmax, whose shares add up to 1
+  bool copies = false;            // aten::_to_copy, which makes low-precision copies of parameters
+  bool wants_arguments = false;   // a rule looks at the arguments of a call
+  bool makes_shares = false;      // aten::_log_softmax, whose shares add up to 1
+  bool decides = false;           // shapes follow from its result, or from what Python does with it
+  bool decides_on_masks = false;  // the same if an argument is a mask
   // The norm that it is of one of its arguments, by position.
   const Norm* norm = nullptr;
   int norm_slot = -1;
@@ -63,6 +65,9 @@ struct Operator {
 
 // The operator of a call that is seen for the first time on this thread.
 const Operator& operator_called(const at::RecordFunction& call);
+
+// Stands for torch.utils.checkpoint where no call announces that it saves its inputs.
+const Operator& checkpoint_operator();
 
 struct RunningCall {
   const Operator* op = nullptr;
@@ -107,6 +112,10 @@ void observe_recipes(OverwriteObserver overwrite, MadeObserver made);
 // ends, with null.
 using RegionObserver = void (*)(const char* name);
 void observe_regions(RegionObserver observer);
+
+// Told when a call begins after which shapes depend on values.
+using DecisionObserver = void (*)();
+void observe_decisions(DecisionObserver observer);
 
 // Told of each call on this thread while a watch is active: when it begins, with its arguments in
 // place, and when it ends, with what it made (its arguments may be gone then). Nulls end it.

@@ -2,11 +2,15 @@
 
 #include "torch/capture/entry.h"
 
+#include <ATen/SavedTensorHooks.h>
+#include <ATen/SequenceNumber.h>
 #include <c10/core/Allocator.h>
 #include <c10/core/CachingDeviceAllocator.h>
 #include <c10/util/ThreadLocalDebugInfo.h>
 #include <fnmatch.h>
+#include <torch/csrc/autograd/graph_task.h>
 
+#include <algorithm>
 #include <cstring>
 #include <mutex>
 #include <utility>
@@ -100,6 +104,25 @@ bool saves_its_result(const RunningCall& call, const Demand& demand, const at::T
   return demand.slot >= static_cast<int>(call.op->slots.size());
 }
 
+// Whether a pass of another controller's probe runs here, which nothing else may fold in: it would
+// take the noise for the doing of what it measures. A pass runs backward on threads of its own.
+bool is_probed_by_another(Entry& entry) {
+  // A C++ program may enter its own controller in the step that is measured.
+  const auto probes = [&](const State& state) {
+    return &state != &entry.state() && state.probing.owns_blocks();
+  };
+  for (Entry* outer = entry.outer(); outer; outer = outer->outer())
+    if (probes(outer->state())) return true;
+  if (torch::autograd::get_current_graph_task_id() == -1) return false;
+  const std::lock_guard lock(entered().mutex);
+  return std::any_of(entered().states.begin(), entered().states.end(),
+                     [&](const State* state) { return probes(*state); });
+}
+
+void observe_decision() {
+  if (current_entry) current_entry->decision();
+}
+
 // The probe of the current entry, if it watches what runs now.
 Probe* watching_probe() {
   if (!current_entry || current_entry->state().probing.inside_model) return nullptr;
@@ -144,6 +167,7 @@ Entry::Entry(std::shared_ptr<State> state)
              state_->spare_memory, begin_trip(*state_)),
       allocated_before_(allocated_bytes(state_->blocks.device)) {
   hook_installer().install();  // first, as it may raise
+  hooks_ = at::SavedTensorDefaultHooks::get_tls_state().stack.size();
   if (state_->options.observe_only && !allocated_before_) {
     allocations_ = std::make_shared<AllocationCount>();
     c10::ThreadLocalDebugInfo::_push(c10::DebugInfoKind::PROFILER_STATE, allocations_);
@@ -155,6 +179,7 @@ Entry::Entry(std::shared_ptr<State> state)
   observe_writes(observe_write);
   observe_recipes(observe_overwrite, observe_made);
   observe_regions(observe_region);
+  observe_decisions(observe_decision);
   if (observes_calls()) observe_calls(observe_begin, observe_end);
   state_->blocks.thread = std::this_thread::get_id();
   current_entry = this;
@@ -191,6 +216,8 @@ Entry::~Entry() {
       state_->planning.scores = Planning::Scores::kTaken;
   }
   if (saved_something_ && state_->planning.target) note_reference();
+  if (saved_something_ && !state_->probing.owns_blocks())
+    state_->blocks.met_checkpoint = met_checkpoint_;
   state_->blocks.entered = false;
 }
 
@@ -228,12 +255,34 @@ void Entry::count_save(const at::Tensor& tensor) {
   saved_bytes_ += saved_bytes(tensor);
 }
 
-Saved Entry::save(const at::Tensor& tensor, const char* obstacle) {
+void Entry::decision() {
+  // Inside of a checkpoint its hooks are on top of ours. In backward that is one of any.
+  if (at::SavedTensorDefaultHooks::get_tls_state().stack.size() <= hooks_ ||
+      torch::autograd::get_current_graph_task_id() != -1)
+    return;
+  for (Site* site : checkpoint_) {
+    site->decides = true;
+    site->choice.reset();
+    site->sensitivity = {};
+  }
+}
+
+void Entry::note_start(Site& site, const Operator& op) {
+  met_checkpoint_ = true;
+  site.starts = true;
+  if (op.name == "CheckpointFunction") return;  // compares nothing
+  const std::uint64_t nodes = at::sequence_number::peek();
+  if (std::exchange(nodes_before_, nodes) != nodes) checkpoint_.clear();
+  checkpoint_.push_back(&site);
+}
+
+Saved Entry::save(const at::Tensor& tensor, const char* obstacle, const Operator* by) {
+  if (is_probed_by_another(*this)) return save_outside(tensor);
   static thread_local RunningCall outside;
   RunningCall* call = running_call();
   if (!call) {
     outside = RunningCall();
-    outside.op = &unannounced();
+    outside.op = by ? by : &unannounced();
     call = &outside;
   }
   if (!call->saved) {
@@ -253,10 +302,18 @@ Saved Entry::save(const at::Tensor& tensor, const char* obstacle) {
         "backfold: what a graph of torch.compile saves is kept as it is: hooks see it only at the "
         "graph's border, where folding would not lower the peak.");
   }
-  const Demand demand = demand_of(*call, tensor);
+  Demand demand = demand_of(*call, tensor);
+  // A checkpoint inside of what another one runs again is read at once.
+  if (demand.reads == Reads::kStart && torch::autograd::get_current_graph_task_id() != -1)
+    demand.reads = Reads::kExactly;
   if (saves_its_result(*call, demand, tensor)) store_.record(*call, tensor, {});
   const std::uint64_t key = std::uint64_t{call->op->id} << 8 | static_cast<unsigned>(demand.slot);
   Site& site = state_->sites->site(landmark_, *call->op, demand.slot, occurrences_.next(key));
+  if (demand.reads == Reads::kStart) note_start(site, *call->op);
+  if (site.decides) {
+    demand.reads = Reads::kExactly;
+    demand.reason = "what runs again from it depends on comparisons: shapes could differ";
+  }
   if (state_->probing.owns_blocks())
     return state_->probing.running->save(tensor, site, demand, *call, state_->sites, store_);
   if (state_->model.watches_modules) {

@@ -35,9 +35,13 @@ class Entry {
   // The innermost entry of this thread, or null.
   static Entry* current();
 
-  // Keeps a tensor that the running call saves. `obstacle` says why it cannot be packed, where the
-  // caller knows of a reason.
-  Saved save(const at::Tensor& tensor, const char* obstacle = nullptr);
+  // Keeps a tensor that the running call saves; where none runs, `by` may say who does. `obstacle`
+  // says why it cannot be packed, where the caller knows of a reason.
+  Saved save(const at::Tensor& tensor, const char* obstacle = nullptr,
+             const Operator* by = nullptr);
+
+  // A call begins after which shapes, as far as the program follows it, depend on values.
+  void decision();
 
   // The same for what a compiled graph saves; see graph.h.
   at::Tensor fold_in_graph(const at::Tensor& dense, const Format& format, const GraphPlace& place);
@@ -64,6 +68,8 @@ class Entry {
   void count_save(const at::Tensor& tensor);
   Site& graph_site(std::string_view module, std::string_view name);
   void note_reference();
+  // A checkpoint saves an input.
+  void note_start(Site& site, const Operator& op);
 
   std::shared_ptr<State> state_;
   Entry* const outer_;
@@ -73,6 +79,12 @@ class Entry {
   Counts occurrences_;                                          // since the landmark
   std::vector<std::pair<const void*, std::uint32_t>> unknown_;  // modules that are running
   std::vector<std::uint32_t> regions_;
+  // The inputs of the last checkpoint that compares shapes when it runs again, and the number of
+  // nodes that there were.
+  c10::SmallVector<Site*, 4> checkpoint_;
+  std::uint64_t nodes_before_ = 0;
+  std::size_t hooks_ = 0;  // on autograd's stack, up to ours
+  bool met_checkpoint_ = false;
   bool saved_something_ = false;
   bool saved_where_counted_ = false;  // on the device whose allocations are
   std::int64_t saved_bytes_ = 0;

@@ -16,6 +16,14 @@
 namespace backfold::torch_layer {
 namespace {
 
+// Operators whose results have as many elements as values say, or are numbers of the program's. Not
+// repeat_interleave, which torch's attention calls with a number.
+constexpr std::string_view kDeciding =
+    "aten::nonzero aten::nonzero_numpy aten::argwhere aten::masked_select aten::item "
+    "aten::is_nonzero aten::_local_scalar_dense aten::equal aten::allclose aten::_unique "
+    "aten::_unique2 aten::unique_dim aten::unique_consecutive aten::unique_dim_consecutive "
+    "aten::bincount";
+
 bool writes(const c10::Argument& argument) {
   return argument.alias_info() && argument.alias_info()->isWrite();
 }
@@ -62,15 +70,13 @@ void add_kernels(Operator& op) {
 // Every operator seen by the process.
 class Registry {
  public:
-  const Operator& add(const at::RecordFunction& call) {
+  const Operator& add(const std::string& name, std::optional<c10::FunctionSchema> schema) {
     const std::lock_guard lock(mutex_);
-    std::optional<c10::FunctionSchema> schema = call.operator_schema();
     // Python classes may be made again and again; what is known of them is their name.
-    if (const auto known = without_schema_.find(call.name());
-        !schema && known != without_schema_.end())
+    if (const auto known = without_schema_.find(name); !schema && known != without_schema_.end())
       return *known->second;
     Operator& op = operators_.emplace_back();
-    op.name = call.name();
+    op.name = name;
     op.id = ids_.emplace(op.name, ids_.size()).first->second;
     op.schema = std::move(schema);
     if (!op.schema) without_schema_.emplace(op.name, &op);
@@ -78,6 +84,9 @@ class Registry {
     op.compiled = !op.schema && op.name.find("CompiledFunction") != std::string::npos;
     op.copies = op.name == "aten::_to_copy";
     op.makes_shares = op.name == "aten::_log_softmax";
+    op.decides = is_one_of(op.name, kDeciding);
+    op.decides_on_masks =
+        op.name == "aten::index" || op.name == "aten::index_put_" || op.name == "aten::index_put";
     op.wants_arguments = op.makes_shares || op.name == "aten::gelu";  // which of two functions
     if (op.schema) {
       for (const c10::Argument& argument : op.schema->arguments()) {
@@ -113,11 +122,20 @@ class Registry {
   std::unordered_map<std::string, const Operator*> without_schema_;
 };
 
+Registry& registry() {
+  static Registry& registry = *new Registry;  // engine threads may outlive static destructors
+  return registry;
+}
+
 }  // namespace
 
 const Operator& operator_called(const at::RecordFunction& call) {
-  static Registry& registry = *new Registry;  // engine threads may outlive static destructors
-  return registry.add(call);
+  return registry().add(call.name(), call.operator_schema());
+}
+
+const Operator& checkpoint_operator() {
+  static const Operator& op = registry().add(std::string(kCheckpoint), std::nullopt);
+  return op;
 }
 
 }  // namespace backfold::torch_layer

@@ -74,6 +74,8 @@ const char* name_of(Sensitivity::Estimate estimate) {
       return "closed form";
     case Sensitivity::Estimate::kSignalGain:
       return "signal gain";
+    case Sensitivity::Estimate::kRecomputed:
+      return "recomputed";
     case Sensitivity::Estimate::kExact:
       return "exact";
   }
@@ -193,6 +195,7 @@ void SiteTable::apply(const SiteRecord& record, Site& site) {
   site.served_floor = record.served_floor;
   site.tried = record.tried;
   site.zero_exact = record.zero_exact;
+  site.starts = record.starts;
   site.last_step = record.last_step;
   site.lossy_step = record.lossy_step;
   site.choice = record.choice;
@@ -226,6 +229,7 @@ std::vector<SiteRecord> SiteTable::records() const {
                        site.served_floor,
                        site.tried,
                        site.zero_exact,
+                       site.starts,
                        site.last_step,
                        site.ledger.lossy.elements > 0 ? site.ledger.step : site.lossy_step,
                        site.choice,

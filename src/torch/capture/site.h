@@ -105,6 +105,7 @@ struct Sensitivity {
     kRerun,       // the node was run again with a folded tensor, against forward tangents
     kClosedForm,  // the same for the product with a weight, from row norms
     kSignalGain,  // relative error times what the gradient itself does further on
+    kRecomputed,  // a checkpoint was run again from the folded tensor
     kExact,       // whole passes with this tensor alone folded
   };
   // What another codec makes of the tensor, in its own squared error.
@@ -147,6 +148,14 @@ struct Site {
     Sensitivity sensitivity;
   };
   c10::SmallVector<Also, 1> also;
+  // A checkpoint runs again from its tensors. Never rounded to a width that was not measured, nor
+  // below `safe`, which the last measurement says is enough; kRawBits: no width is.
+  bool starts = false;
+  int safe = kRawBits;
+  // Whose packet of the same memory was there before, too narrow for it.
+  Site* beside = nullptr;
+  // Values decide what runs there, so that a rounded start could make tensors of other shapes.
+  bool decides = false;
   // Fewest bits that this site, and those that its packets serve, can do with where nothing was
   // measured.
   int floor = 0, served_floor = 0;
@@ -194,7 +203,7 @@ struct SiteRecord {
   bool derived = false;
   std::vector<std::pair<std::string, Sensitivity>> also;
   int floor = 0, served_floor = 0;
-  bool tried = false, zero_exact = false;
+  bool tried = false, zero_exact = false, starts = false;
   std::int64_t last_step = -1, lossy_step = -1;
   std::optional<Choice> choice;
   Sensitivity sensitivity;

@@ -104,6 +104,7 @@ Json record_as_json(const SiteRecord& record, const Policy& policy) {
           {"served_floor", record.served_floor},
           {"tried", record.tried},
           {"zero_exact", record.zero_exact},
+          {"starts", record.starts},
           {"last_step", record.last_step},
           {"lossy_step", record.lossy_step},
           {"choice", record.choice ? choice_as_json(*record.choice, policy) : Json()},
@@ -136,6 +137,7 @@ SiteRecord record_from_json(const Fields& fields, const Policy& policy) {
   record.served_floor = fields.get<int>("served_floor");
   record.tried = fields.get<bool>("tried");
   record.zero_exact = fields.get<bool>("zero_exact");
+  record.starts = fields.get<bool>("starts");
   record.last_step = fields.get<std::int64_t>("last_step");
   record.lossy_step = fields.get<std::int64_t>("lossy_step");
   if (!fields["choice"].is_null())

@@ -24,6 +24,7 @@ std::int64_t cost_at(const Target& target, const Footprint& reference, int bits,
 }
 
 std::vector<int> widths_for(const Target& target, const Bundle& bundle) {
+  if (bundle.raw) return {kRawBits};
   std::vector<int> widths;
   for (const int width : kCodeWidths)
     if (width >= bundle.floor && width < 8 * bundle.root->reference.element_bytes)
@@ -41,6 +42,10 @@ void Bundle::add(const Site& site, const Sensitivity& sensitivity) {
   measured |= !errors.empty();
   floor = std::max(
       {floor, errors.empty() ? site.floor : errors.front().first, site.zero_exact ? 2 : 1});
+  if (!site.starts) return;
+  starts = true;
+  raw |= errors.empty() || site.safe == kRawBits;
+  floor = std::max(floor, site.safe);
 }
 
 Bundle Bundle::without(const Site& site) const {
@@ -71,7 +76,7 @@ const Sensitivity& Bundle::ranked() const {
 const c10::SmallVector<Sensitivity::Offer, 1>& Bundle::offers() const {
   static const c10::SmallVector<Sensitivity::Offer, 1> none;
   const auto fine = [](const Site& site) { return site.floor > 0 || site.zero_exact; };
-  const bool open = measured && !fine(*root) &&
+  const bool open = measured && !starts && !fine(*root) &&
                     std::none_of(riders.begin(), riders.end(),
                                  [&](const Rider& rider) { return fine(*rider.site); });
   return open ? ranked().offers : none;
@@ -137,12 +142,14 @@ std::vector<const Bundle::Rider*> separable(const Bundle& bundle) {
 std::vector<Option> by_width(const Target& target, const Bundle& bundle, int uniform) {
   const Footprint& reference = bundle.root->reference;
   std::vector<int> widths = widths_for(target, bundle);
-  if (!bundle.measured) widths = {uniform};
+  if (!bundle.measured && !bundle.raw) widths = {uniform};
   std::vector<Option> options;
   for (const int width : widths)
     options.push_back({{width, bundle.grouping()},
                        bytes_at(reference, width, bundle.grouping()),
-                       cost_at(target, reference, width, bundle.grouping()),
+                       bundle.raw && target.kind == Target::Kind::kBits
+                           ? 0
+                           : cost_at(target, reference, width, bundle.grouping()),
                        bundle.error(width)});
   return options;
 }
@@ -169,7 +176,7 @@ void add_cuts(const Target& target, const Bundle& bundle, int uniform,
 std::vector<Option> options_for(const Target& target, const Bundle& bundle, int uniform) {
   const Footprint& reference = bundle.root->reference;
   std::vector<Option> options = by_width(target, bundle, uniform);
-  if (bundle.measured) add_cuts(target, bundle, uniform, options);
+  if (bundle.measured && !bundle.raw) add_cuts(target, bundle, uniform, options);
   for (const Sensitivity::Offer& offer : bundle.offers()) {
     const auto elements = static_cast<double>(reference.elements);
     const auto bytes = static_cast<std::int64_t>(std::ceil(elements * offer.bits / 8));
@@ -194,10 +201,15 @@ std::int64_t allowance(const Target& target, const StepReference& reference,
                        const std::vector<Bundle>& bundles) {
   switch (target.kind) {
     case Target::Kind::kBits: {
-      double elements = 0;
-      for (const Bundle& bundle : bundles)
-        elements += static_cast<double>(bundle.root->reference.elements);
-      return static_cast<std::int64_t>(target.value * elements);
+      double bits = 0;
+      for (const Bundle& bundle : bundles) {
+        if (bundle.raw) continue;
+        // What a checkpoint needs beyond the mean is not taken from other tensors.
+        const double width =
+            bundle.starts ? std::max<double>(target.value, bundle.floor) : target.value;
+        bits += width * static_cast<double>(bundle.root->reference.elements);
+      }
+      return static_cast<std::int64_t>(bits);
     }
     case Target::Kind::kRatio:
       return static_cast<std::int64_t>(static_cast<double>(reference.unique_bytes) / target.value) -

@@ -32,6 +32,8 @@ struct Bundle {
   std::vector<Rider> riders;
   int floor = 1;
   bool measured = false;
+  bool raw = false;     // no width is safe: a checkpoint starts again from it
+  bool starts = false;  // a checkpoint does, and `floor` is safe
 
   void add(const Site& site, const Sensitivity& sensitivity);
   // The same without that rider.

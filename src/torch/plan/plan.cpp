@@ -8,6 +8,7 @@
 #include <cmath>
 #include <numeric>
 #include <set>
+#include <utility>
 #include <vector>
 
 #include "backfold/planner.h"
@@ -92,8 +93,13 @@ int uniform_width(const SiteTable& sites, const StepReference& reference, const 
   std::int64_t least = 0;
   for (const int width : kCodeWidths) {
     std::int64_t bytes = 0;
-    for (const Bundle& bundle : bundles)
-      bytes += bytes_at(bundle.root->reference, width_from(target, bundle, width), {});
+    for (const Bundle& bundle : bundles) {
+      // What checkpoints start again from is exact until it was measured, which no target can
+      // count on afterwards.
+      const bool unknown = bundle.starts && !bundle.root->tried;
+      bytes += bytes_at(bundle.root->reference,
+                        unknown ? std::max(width, 4) : width_from(target, bundle, width), {});
+    }
     if (width == kCodeWidths.front()) least = bytes;
     if (bytes <= allowed) best = width;
   }
@@ -177,6 +183,20 @@ bool keep_worst(const Solution& solution, double most, std::set<const Site*>& ke
 
 }  // namespace
 
+namespace {
+
+// Where a checkpoint starts again from memory that another site has packed before, one packet of
+// the wider of both widths serves both.
+void share_with_earlier(Site& site) {
+  Site* const earlier = std::exchange(site.beside, nullptr);
+  if (!site.starts || site.root || !site.choice || !earlier || earlier->root || !earlier->choice)
+    return;
+  if (site.choice->bits <= 16 && earlier->choice->codec < 0)
+    earlier->choice->bits = std::max(earlier->choice->bits, site.choice->bits);
+}
+
+}  // namespace
+
 double error_for(const SiteTable& sites, const StepReference& reference, const Target& target,
                  std::int64_t step) {
   return solve(const_cast<SiteTable&>(sites), reference, target, step).error;
@@ -212,8 +232,10 @@ PlanSummary make_plan(SiteTable& sites, const StepReference& reference, const Ta
     const Bundle& bundle = solution.bundles[i];
     const Option& option = solution.options[i];
     bundle.root->choice = option.choice;
+    if (bundle.root->starts && bundle.root->sensitivity.errors.empty()) bundle.root->choice.reset();
     if (kept.contains(bundle.root)) summary.kept.push_back(bundle.root->name);
     for (const Bundle::Rider& rider : bundle.riders) {
+      if (rider.site->starts && rider.sensitivity->errors.empty()) continue;
       // One that is made from several packets takes what the least of them has.
       auto& choice = rider.site->choice;
       if (!choice || option.choice.bits < choice->bits) choice = option.choice;
@@ -227,16 +249,20 @@ PlanSummary make_plan(SiteTable& sites, const StepReference& reference, const Ta
     summary.sites += bundle.measured;
     const Footprint& footprint = bundle.root->reference;
     summary.held_bytes += option.bytes;
-    const auto count = kept.contains(bundle.root) ? 0 : static_cast<double>(footprint.elements);
+    const bool counts = !bundle.raw && !kept.contains(bundle.root);
+    const auto count = counts ? static_cast<double>(footprint.elements) : 0;
     elements += count;
     bits += option.choice.codec >= 0
                 ? std::max(0.0, 8 * static_cast<double>(option.bytes) - count * kHeaderBits)
             : option.choice.bits == kRawBits
                 ? count * static_cast<double>(8 * footprint.element_bytes)
-                : count * option.choice.bits;
+                : count * (bundle.starts && target.kind == Target::Kind::kBits
+                               ? std::min<double>(option.choice.bits, target.value)
+                               : option.choice.bits);
     bundle.root->tried = true;
   }
   summary.mean_bits = elements > 0 ? bits / elements : 0;
+  for (Site& site : sites.sites()) share_with_earlier(site);
   return summary;
 }
 

@@ -25,6 +25,7 @@ at::Tensor without_history(const at::Tensor& tensor) {
 }  // namespace
 
 c10::SmallVector<int, 4> Probe::widths(const Site& site, const Site& root) const {
+  if (site.starts) return Starts::widths_of(root.reference);
   // A floor of 6 marks tensors whose noise a formula amplifies. How much it does so here is
   // measured, from 4 bits on. A floor of 8 marks tensors of unknown sensitivity.
   const int floor = site.floor <= 6 ? std::min(site.floor, 4) : site.floor;
@@ -40,8 +41,10 @@ c10::SmallVector<int, 4> Probe::widths(const Site& site, const Site& root) const
 
 bool is_foldable(const at::Tensor& tensor, const Site& site, const Demand& demand) {
   if (obstacle_in(tensor) || tensor.numel() == 0) return false;
-  if (site.alive || root_of(site).alive) return false;
-  if (demand.reads != Reads::kValues && demand.reads != Reads::kFinely) return false;
+  if (site.alive || root_of(site).alive || site.decides) return false;
+  if (demand.reads != Reads::kValues && demand.reads != Reads::kFinely &&
+      demand.reads != Reads::kStart)
+    return false;
   return root_of(site).reference.elements > 0;
 }
 
@@ -62,8 +65,12 @@ std::shared_ptr<FoldedErrors> Probe::errors_of(const at::Tensor& tensor, const S
   return errors;
 }
 
-void Probe::begin(Pass pass) {
+void Probe::begin(Pass pass, int bits) {
   pass_ = pass;
+  start_bits_ = bits;
+  if (pass == Pass::kMoved) starts_->begin(Starts::Pass::kMoved, 0);
+  if (pass == Pass::kClean) starts_->begin(Starts::Pass::kClean, 0);
+  if (pass == Pass::kStarts) starts_->begin(Starts::Pass::kFolded, bits);
   if (noisy_) gains_.want();
   backward_began_ = false;
   tangents_.begin();
@@ -134,13 +141,34 @@ void Probe::add_relative_errors(const at::Tensor& tensor, Site& site,
   measurements_.add(all);
 }
 
+std::shared_ptr<Reader> Probe::keep_start(const at::Tensor& tensor, Site& site) {
+  const auto number = starts_->add(tensor, site);
+  if (pass_ == Pass::kMoved) return std::make_shared<NotKept>(weak_from_this());
+  if (!number) return std::make_shared<Watched>(weak_from_this(), without_history(tensor), nullptr);
+  if (pass_ == Pass::kClean)
+    rankings_.rank(
+        tensor, site, widths(site, root_of(site))[0], [this] { return next_key(); }, std::nullopt);
+  return std::make_shared<StartedFrom>(weak_from_this(), site, without_history(tensor), *number);
+}
+
+at::Tensor Probe::start_folded(const Site& site, const at::Tensor& tensor) {
+  if (start_bits_ == 0 || start_bits_ >= 8 * static_cast<int>(tensor.element_size())) return tensor;
+  // One packet serves all that start from it.
+  const Key key{seed_ + static_cast<std::uint64_t>(start_bits_), root_of(site).hash};
+  return round_trip(tensor, format_of(site, tensor, start_bits_), key);
+}
+
 Saved Probe::save(const at::Tensor& tensor, Site& site, const Demand& demand, RunningCall& call,
                   SitesAlive sites, Store& store) {
   const at::AutoGradMode no_grad(false);
   saved_something_ = true;
   const bool foldable = is_foldable(tensor, site, demand);
   std::shared_ptr<Reader> kept;
-  if (pass_ == Pass::kMoved) {
+  if (foldable && demand.reads == Reads::kStart && pass_ != Pass::kFolded) {
+    kept = keep_start(tensor, site);
+  } else if (pass_ == Pass::kStarts) {
+    kept = std::make_shared<Watched>(weak_from_this(), without_history(tensor), nullptr);
+  } else if (pass_ == Pass::kMoved) {
     if (foldable && call.note < 0) {
       if (!has_closed_form(call, site)) tangents_.note(call, site);
       call.note = 0;
@@ -189,7 +217,8 @@ std::shared_ptr<StandIn> Probe::note(const at::Tensor& tensor, Site& site, const
                                      RunningCall& call) {
   const bool again = outside_.expects_model() && can_run_again(*call.op);
   const auto stand_in = again ? std::make_shared<StandIn>() : nullptr;
-  if (!is_foldable(tensor, site, demand)) return stand_in;
+  // What a checkpoint starts again from cannot be measured without running it again.
+  if (!is_foldable(tensor, site, demand) || demand.reads == Reads::kStart) return stand_in;
   const at::AutoGradMode no_grad(false);
   try {
     const auto record = call_record(call, site);
@@ -291,6 +320,7 @@ int Probe::finish_own(double rest, const std::vector<at::Tensor>& tangents, doub
 }
 
 int Probe::finish(double scale) {
+  for (Measurement& one : starts_->take()) measurements_.add(std::move(one));
   gains_.settle(0);
   return measurements_.write_tables(gains_, rankings_, scale);
 }

@@ -10,6 +10,8 @@
 // gradient along v. (effect.h has the local part, blocks.h the statistics, tangents.h the inputs,
 // gains.h the substitute for nodes that cannot be run again, measurements.h the resulting tables.)
 //
+// What checkpoints start again from takes passes of its own (starts.h).
+//
 // A third kind of pass accompanies the user's own step without changing it, and gathers everything
 // that needs no second forward.
 
@@ -33,6 +35,7 @@
 #include "torch/probe/outside.h"
 #include "torch/probe/probed.h"
 #include "torch/probe/rankings.h"
+#include "torch/probe/starts.h"
 #include "torch/probe/tangents.h"
 #include "torch/reads/demand.h"
 #include "torch/store/saved.h"
@@ -47,6 +50,7 @@ class Probe : public std::enable_shared_from_this<Probe> {
     kClean,     // nothing is folded; effects are measured in backward
     kUsersOwn,  // the user's step: relative errors and signal gains only
     kFolded,    // one site is folded, to see its whole effect on the gradient
+    kStarts,    // checkpoints start again from folded tensors, and nothing else is folded
   };
 
   // `least` is the narrowest width to measure; narrower ones stay unknown. `noisy_at`, if given,
@@ -56,13 +60,17 @@ class Probe : public std::enable_shared_from_this<Probe> {
         epsilon_(epsilon),
         least_(least),
         noisy_(noisy_at.has_value()),
-        unplanned_(noisy_at.value_or(0)) {}
+        unplanned_(noisy_at.value_or(0)),
+        starts_(std::make_shared<Starts>(epsilon)) {}
 
-  void begin(Pass pass);
+  // `bits` is the width of a pass of kind kStarts.
+  void begin(Pass pass, int bits = 0);
   Pass pass() const { return pass_; }
 
   // Rankings of layouts, and of the menu's codecs, for each tensor.
   Rankings& rankings() { return rankings_; }
+  // What checkpoints start again from.
+  Starts& starts() { return *starts_; }
 
   // Saves a tensor in a pass that is not the user's own.
   Saved save(const at::Tensor& tensor, Site& site, const Demand& demand, RunningCall& call,
@@ -92,6 +100,8 @@ class Probe : public std::enable_shared_from_this<Probe> {
 
   // In passes of kind kFolded: a tensor with the one site's packet folded.
   at::Tensor folded_only(const Comeback& comeback);
+  // In passes of kind kStarts: what a checkpoint starts again from. In other passes, the tensor.
+  at::Tensor start_folded(const Site& site, const at::Tensor& tensor);
   // What a packet would hold, as it comes back.
   at::Tensor folded(const Leaf& leaf, int bits, const Key& key);
 
@@ -113,6 +123,8 @@ class Probe : public std::enable_shared_from_this<Probe> {
   Outside& outside() { return outside_; }
 
  private:
+  // The same as save() for what a checkpoint starts again from.
+  std::shared_ptr<Reader> keep_start(const at::Tensor& tensor, Site& site);
   std::shared_ptr<ProbedCall> call_record(RunningCall& call, Site& site);
   void rank(const at::Tensor& tensor, const Site& site, const ProbedCall& call);
   // Ranks the input of a norm, once it is known how the norm normalises it.
@@ -131,7 +143,9 @@ class Probe : public std::enable_shared_from_this<Probe> {
   const int least_;
   const bool noisy_;
   const int unplanned_;
+  const std::shared_ptr<Starts> starts_;
   Pass pass_ = Pass::kMoved;
+  int start_bits_ = 0;
   bool backward_began_ = false, saved_something_ = false;
   std::uint64_t draws_ = 0;
   Tangents tangents_;

@@ -54,6 +54,14 @@ at::Tensor Watched::read() {
   return tensor_;
 }
 
+at::Tensor StartedFrom::read() {
+  const auto probe = probe_.lock();
+  if (!probe) return tensor_;
+  probe->read_begins(nullptr);
+  probe->starts().read(number_);
+  return probe->start_folded(site_, tensor_);
+}
+
 at::Tensor FoldedLater::read() {
   const auto probe = probe_.lock();
   return probe ? probe->folded_only(comeback_) : comeback_.tensor;

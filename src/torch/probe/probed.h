@@ -123,6 +123,20 @@ class Watched : public Reader {
   const std::shared_ptr<Hold> reference_;  // for derivations
 };
 
+// A tensor that a checkpoint starts again from.
+class StartedFrom : public Reader {
+ public:
+  StartedFrom(std::weak_ptr<Probe> probe, const Site& site, at::Tensor tensor, std::size_t number)
+      : probe_(std::move(probe)), site_(site), tensor_(std::move(tensor)), number_(number) {}
+  at::Tensor read() override;
+
+ private:
+  const std::weak_ptr<Probe> probe_;
+  const Site& site_;
+  const at::Tensor tensor_;
+  const std::size_t number_;  // in its pass
+};
+
 // A tensor that is folded when it is read, by which time its call has ended.
 class FoldedLater : public Reader {
  public:

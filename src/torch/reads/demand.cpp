@@ -17,6 +17,7 @@ int strictness(const Rule* rule) {
     case Reads::kFinely:
       return 3;
     case Reads::kExactly:
+    case Reads::kStart:
       return 4;
   }
   return 4;
@@ -73,7 +74,8 @@ Demand demand_of(RunningCall& call, const at::Tensor& tensor) {
     demand.reads = Reads::kExactly;
     demand.reason = "an unknown function, kept exact; codec= opens it";
   }
-  demand.openable = op.opaque && (!demand.rule || demand.rule->reads == Reads::kExactly);
+  demand.openable = op.opaque && (!demand.rule || demand.rule->reads == Reads::kExactly ||
+                                  demand.rule->reads == Reads::kStart);
   if (!demand.rule) return demand;
 
   const Rule& rule = *demand.rule;

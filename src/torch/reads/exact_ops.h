@@ -28,6 +28,7 @@ enum class Reads : std::uint8_t {
   kValues,     // values, where unbiased noise is only noise
   kFinely,     // values, where noise is amplified: at least `bits` bits
   kExactly,    // values that it divides by, compares or exponentiates: never lossy
+  kStart,      // values that a checkpoint runs again from: exact until a probe has measured it
   kPredicate,  // the answer of one comparison per element
   kGeometry,   // sizes, strides, type and device
   kIndices,    // integers within a bound that the operator guarantees
@@ -80,6 +81,9 @@ struct Rule {
   // If given, the row applies only to calls and saved tensors for which this returns true.
   bool (*when)(const Call& call, const at::Tensor& saved) = nullptr;
 };
+
+// Where no call announces that torch.utils.checkpoint saves its inputs, it goes by this name.
+inline constexpr std::string_view kCheckpoint = "torch.utils.checkpoint";
 
 // The table.
 c10::ArrayRef<Rule> rules();

@@ -22,10 +22,16 @@ constexpr std::string_view kProduct = "it enters a product with a gradient";
 constexpr std::string_view kSmooth = "backward takes a smooth derivative at it";
 constexpr std::string_view kLinear = "it enters linearly";
 constexpr std::string_view kRunsAgain = "backward runs the forward again from it";
+constexpr std::string_view kNoActivation = "backward runs again from it, and it has no gradient";
 
 // flash-attention takes no other types, and its log-sum-exp never has one of them.
 bool is_half(const Call&, const at::Tensor& saved) {
   return saved.scalar_type() == at::kHalf || saved.scalar_type() == at::kBFloat16;
+}
+
+// Masks, positions and indices have no gradient. They are small, and a mask may be infinite.
+bool is_activation(const Call&, const at::Tensor& saved) {
+  return saved.requires_grad() && saved.is_floating_point();
 }
 
 constexpr Rule of_function(std::string_view name, std::string_view slot, Reads reads,
@@ -68,8 +74,14 @@ constexpr Rule kRows[] = {
     values("LinearFunctionForZeroStage3", "saved.0", kProduct),
     values("LinearWithGradAccumulationAndAsyncCommunication", "saved.0", kProduct),
 
-    // Reentrant checkpointing would recompute everything inside from rounded inputs.
-    of_function("CheckpointFunction", "*", Reads::kExactly, kRunsAgain),
+    // What torch.utils.checkpoint starts again from: the reentrant variant, the other one up to
+    // torch 2.12, and later ones, which save outside of any call (checkpoint_operator()).
+    of_function("CheckpointFunction", "*", Reads::kStart, kRunsAgain, 0, is_activation),
+    of_function("CheckpointFunction", "*", Reads::kExactly, kNoActivation),
+    of_function("_NoopSaveInputs", "*", Reads::kStart, kRunsAgain, 0, is_activation),
+    of_function("_NoopSaveInputs", "*", Reads::kExactly, kNoActivation),
+    of_function(kCheckpoint, "*", Reads::kStart, kRunsAgain, 0, is_activation),
+    of_function(kCheckpoint, "*", Reads::kExactly, kNoActivation),
 };
 
 }  // namespace

@@ -75,9 +75,11 @@ Store::Need Store::need_of(const Saving& saving) const {
   const bool norm = demand.norm && !demand.norm->norm->until_planned;
   const auto& choice = saving.width.choice;
   const bool raw = demand.reads == Reads::kExactly || !choice || choice->bits == kRawBits;
+  // What a checkpoint starts again from was measured as rounded itself, not as made of others.
+  const bool exact = raw || norm || demand.reads == Reads::kStart;
   // Beside tensors of a few bits, only what is small is worth a reference.
-  return {.exact = raw || norm,
-          .bits = raw || norm ? 0 : choice->bits,
+  return {.exact = exact,
+          .bits = exact ? 0 : choice->bits,
           .bytes = saving.bytes,
           .instead = raw ? saving.bytes - 1 : saving.bytes / 16,
           .reader = saving.site};
@@ -209,9 +211,9 @@ void Store::note_spared(const Saving& saving, Value& value, const Effort& effort
 std::optional<Saved> Store::derive(Saving& saving, Tracked& tracked) {
   const at::Tensor& tensor = saving.tensor;
   Value* value = tracked.value;
-  const bool reads_values = saving.demand.reads == Reads::kValues ||
-                            saving.demand.reads == Reads::kFinely ||
-                            saving.demand.reads == Reads::kExactly;
+  const bool reads_values =
+      saving.demand.reads == Reads::kValues || saving.demand.reads == Reads::kFinely ||
+      saving.demand.reads == Reads::kExactly || saving.demand.reads == Reads::kStart;
   if (!value || !value->op || !reads_values || !Policy::is_planned(saving.rule) ||
       value->version != tensor._version() || value->type != tensor.scalar_type())
     return std::nullopt;

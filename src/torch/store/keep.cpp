@@ -137,6 +137,7 @@ std::optional<Saved> Store::share(Saving& saving, Tracked& tracked) {
     if (!view || (!packet->is_copy() && packet->span().count > 4 * span.count)) continue;
     if (!serves(*packet, saving.site, saving.demand, bits) ||
         !serves_norm(*packet, saving.demand, tensor)) {
+      if (saving.demand.reads == Reads::kStart) saving.site.beside = &packet->site();
       if (options_.adaptive && Policy::is_planned(saving.rule))
         packet->site().served_floor = std::max(packet->site().served_floor, bits);
       continue;

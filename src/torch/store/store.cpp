@@ -156,7 +156,7 @@ Saved Store::save(const at::Tensor& tensor, Site& site, const Demand& demand, st
         treatment.by_choice && saving.bytes < static_cast<std::int64_t>(tensor.storage().nbytes());
     Saved held = part ? hold_part(saving, tracked, treatment.reason)
                       : hold(saving, tracked, treatment.kind, treatment.reason);
-    if (treatment.by_choice) {
+    if (treatment.by_choice || (options_.adaptive && demand.reads == Reads::kStart)) {
       site.root = nullptr;
       site.last_step = step;
       count_packet(site.ledger.lossy, tensor, tensor.numel());
@@ -164,7 +164,7 @@ Saved Store::save(const at::Tensor& tensor, Site& site, const Demand& demand, st
     return held;
   }
   try {
-    if (treatment.kind == Kind::kLossy)
+    if (treatment.kind == Kind::kLossy && demand.reads != Reads::kStart)
       if (auto packed = pack_copied(saving, tracked)) return std::move(*packed);
     return pack(saving, tracked, treatment);
   } catch (const c10::Error& error) {

@@ -137,7 +137,8 @@ Treatment choose(const at::Tensor& tensor, const Demand& demand, Site::Sign sign
     return {Kind::kBits, demand.reason, PredicateFormat{.type = type}};
   if (type > ElementType::kF64) return for_integers(type, demand);
   if (demand.reads == Reads::kPredicate) return for_predicate(tensor, type, demand, sign, choice);
-  if (demand.reads == Reads::kExactly) return {Kind::kRaw, demand.reason, {}};
+  if (demand.reads == Reads::kExactly || (demand.reads == Reads::kStart && !choice))
+    return {Kind::kRaw, demand.reason, {}};
   if (is_two_valued(type, tensor))
     return {Kind::kMask, "it holds zero and one other value", MaskFormat{.type = type}};
   if (!choice) return {Kind::kRaw, "bits=None folds only what is exact", {}};

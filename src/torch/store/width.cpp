@@ -16,6 +16,9 @@ int spared_bits(const Demand& demand) { return demand.reads == Reads::kFinely ? 
 
 Width width_of(const Site& site, const Demand& demand, std::int64_t bytes,
                const WidthRules& rules) {
+  // What a checkpoint starts again from has no width but that of a plan, which has measured it.
+  if (demand.reads == Reads::kStart)
+    return site.choice ? Width{site.choice, site.choice->bits} : Width{};
   if (!site.choice && !rules.bits) return {};
   Choice choice = site.choice ? *site.choice : Choice{*rules.bits, {}};
   if (rules.adaptive && !site.choice) {
