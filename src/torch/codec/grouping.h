@@ -55,6 +55,10 @@ inline constexpr std::array<Grouping, 4> kGroupings = {
 std::string name_of(const Grouping& grouping);
 std::optional<Grouping> grouping_named(const std::string& name);
 
+// Time to pack and unpack in a layout / the time for flat groups. A constant of the kind of device:
+// plans must not depend on what else a machine was doing when they were made.
+double relative_time(Layout layout, c10::DeviceType device);
+
 // The number of groups that a tensor takes, for each of kGroupings; 0 for a grouping that is not
 // possible or would waste more than a twentieth on groups that are not full.
 std::array<std::int64_t, kGroupings.size()> groups_of(const at::Tensor& tensor);

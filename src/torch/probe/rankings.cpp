@@ -30,6 +30,7 @@ void Rankings::rank(const at::Tensor& tensor, const Site& site, int bits, const 
   if (!first) return;
   Ranking& ranking = found->second;
   ranking.bits = bits;
+  ranking.device = tensor.device().type();
   const bool zero_exact = root_of(site).zero_exact;
   const auto groups = groups_of(tensor);
   std::vector<at::Tensor> errors;
@@ -72,10 +73,10 @@ void Rankings::settle() {
   for (auto& [site, ranking] : rankings_) {
     double least = INFINITY, best = 0;
     for (const Grouping& grouping : ranking.groupings) {
-      // Other groupings cost time, so they must lower the error by 5%.
-      const double error = values[i] * (grouping.layout == Layout::kFlat ? 0.95 : 1.0);
-      if (error < least) {
-        least = error;
+      // One that takes twice the time must halve the error's energy, as half a bit more would.
+      const double cost = values[i] * relative_time(grouping.layout, ranking.device);
+      if (cost < least) {
+        least = cost;
         best = values[i];
         ranking.best = grouping;
       }

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // How tensors are best packed: layouts of the group quantizer and codecs of the menu, ranked by the
-// squared error of the tensor itself. Only the best layout is worth measuring in a gradient.
+// squared error of the tensor itself, layouts also by their time on the tensor's device. Only the
+// best layout is worth measuring in a gradient.
 
 #ifndef BACKFOLD_TORCH_PROBE_RANKINGS_H_
 #define BACKFOLD_TORCH_PROBE_RANKINGS_H_
@@ -51,6 +52,7 @@ class Rankings {
   struct Ranking {
     std::vector<Grouping> groupings;
     int bits = 0;
+    c10::DeviceType device = c10::DeviceType::CPU;
     c10::SmallVector<Sensitivity::Offer, 1> offers;
     std::vector<at::Tensor> errors;  // of the groupings, then of the offers, until settle()
     Grouping best;
