@@ -28,7 +28,7 @@ CTEST = ctest --parallel $(JOBS) --preset
 SOURCES = git ls-files -z --cached --others --exclude-standard --deduplicate
 CXX_FILES = $(SOURCES) -- '*.cpp' '*.h' '*.cu' '*.cuh' | xargs -0 --no-run-if-empty
 PYTHON_FILES = python tests/python examples/python bench/run bench/format_errors bench/host_cost.py \
-  bench/offload.py bench/workloads bench/plans bench/accuracy bench/codecs bench/zoo scripts/check_text \
+  bench/compiled.py bench/offload.py bench/workloads bench/plans bench/accuracy bench/codecs bench/zoo scripts/check_text \
   scripts/derivative_tables scripts/mutate scripts/torch_cuda
 
 help:
