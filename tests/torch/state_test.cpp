@@ -45,10 +45,9 @@ TEST(Options, LevelsNameTargetsAndCodecs) {
 }
 
 TEST(Options, WhatIsNotAllowedIsNamed) {
-  EXPECT_EQ(
-      message_of([] { Controller fold(level("paper-CB1")); }),
-      "level='paper-CB1' needs checkpointing, which Backfold does not support yet; 'paper-L1' "
-      "is the same without it");
+  EXPECT_EQ(message_of([] { Controller fold(level("actnn-L5")); }),
+            "level='actnn-L5' needs defragmentation, which Backfold does not support yet; "
+            "'actnn-L4' is the same without it");
   EXPECT_NE(message_of([] { Controller fold(level("l2")); }).find("got 'l2'"), std::string::npos);
   ControllerOptions both = level("L2");
   both.ratio = 8;
