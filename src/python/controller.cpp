@@ -128,6 +128,7 @@ class PyController {
   // Measures every site that `step` saves to. Returns their number.
   int calibrate(const std::function<void()>& step, const std::vector<at::Tensor>& leaves,
                 double scale) {
+    torch::PyWarningHandler as_python_warnings;
     return measured(step, [&](const std::function<void()>& run) {
       return torch_layer::calibrate(controller_.shared_state(), run, {leaves, scale, false});
     });

@@ -203,7 +203,7 @@ def test_an_exception_leaves_nothing_behind(device):
             loss = model(x * 2).square().mean()
             raise KeyError
         del loss
-    assert tensors() == live
+    assert tensors() <= live  # leftovers of other tests may go meanwhile
     assert memory() - bytes_ < (16 << 20 if device == "cpu" else 1)
     out = x.clone().requires_grad_().exp()  # saved after the block: unchanged, in place
     address, node = out.data_ptr(), out.grad_fn
