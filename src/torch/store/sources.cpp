@@ -23,8 +23,9 @@ constexpr std::int64_t kMostBytesMoved = 64;  // times the bytes of the tensor
 constexpr std::int64_t kWorthItsTime = 6;
 // Large ones. A product has two; each residual connection that a chain runs through adds one.
 constexpr int kMostSources = 2;
-// Tensors, of the chain's largest, that may be alive beside the result while it is made.
-constexpr std::int64_t kMostBeside = 2;
+// Tensors, of the chain's largest, that may be alive at once while the result is made, which may be
+// the narrowest of them.
+constexpr std::int64_t kMostAtOnce = 3;
 
 }  // namespace
 
@@ -212,7 +213,7 @@ std::vector<Source> Store::sources_of(const Value& value, const Need& need, Effo
   const bool affordable =
       effort.operators.size() <= kMostOperations && large <= kMostSources &&
       effort.bytes_moved <= (hurries ? kWorthItsTime : kMostBytesMoved) * bytes &&
-      effort.transient_for(bytes) <= kMostBeside * effort.largest &&
+      bytes + effort.transient_for(bytes) <= kMostAtOnce * effort.largest &&
       effort.instead() <= need.instead;
   return affordable ? std::move(sources) : std::vector<Source>();
 }
