@@ -8,32 +8,16 @@ import warnings
 import backfold
 import pytest
 import torch
+from checkpoints import CHECKPOINTS as KINDS
 from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import (
-    CheckpointPolicy,
     checkpoint,
     checkpoint_sequential,
-    create_selective_checkpoint_contexts,
 )
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-
-def keep_matmuls(context, op, *args, **kwargs):
-    matmul = op in (torch.ops.aten.addmm.default, torch.ops.aten.mm.default)
-    return CheckpointPolicy.MUST_SAVE if matmul else CheckpointPolicy.PREFER_RECOMPUTE
-
-
-KINDS = {
-    "reentrant": functools.partial(checkpoint, use_reentrant=True),
-    "not reentrant": functools.partial(checkpoint, use_reentrant=False),
-    "selective": functools.partial(
-        checkpoint,
-        use_reentrant=False,
-        context_fn=functools.partial(create_selective_checkpoint_contexts, keep_matmuls),
-    ),
-}
 # What 4 bits on average do to these small models, the head and the loss above all, is about 0.1.
 NEAR = 0.2
 STARTS = ("CheckpointFunction", "_NoopSaveInputs", "torch.utils.checkpoint")

@@ -2,19 +2,14 @@
 """Traps of saved-tensor hooks, part three: what runs around a model, and on which thread."""
 
 import contextlib
-import functools
 import gc
 import threading
 
 import backfold
 import pytest
 import torch
+from checkpoints import CHECKPOINTS
 from torch import nn
-from torch.utils.checkpoint import (
-    CheckpointPolicy,
-    checkpoint,
-    create_selective_checkpoint_contexts,
-)
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -95,22 +90,6 @@ def test_trap_17_one_controller_inside_another(device):
     inner, outer = folding(model), folding(model, bits=2)
     assert_equal(gradients(model, model, outer, inner)[:-2], plain[:-2])
     assert inner.steps == 1  # and the loss is the outer one's, or nobody's
-
-
-def keep_matmuls(context, op, *args, **kwargs):
-    matmul = op in (torch.ops.aten.addmm.default, torch.ops.aten.mm.default)
-    return CheckpointPolicy.MUST_SAVE if matmul else CheckpointPolicy.PREFER_RECOMPUTE
-
-
-CHECKPOINTS = {
-    "reentrant": functools.partial(checkpoint, use_reentrant=True),
-    "not reentrant": functools.partial(checkpoint, use_reentrant=False),
-    "selective": functools.partial(
-        checkpoint,
-        use_reentrant=False,
-        context_fn=functools.partial(create_selective_checkpoint_contexts, keep_matmuls),
-    ),
-}
 
 
 @pytest.mark.parametrize("order", ["fold outside", "fold inside"])
