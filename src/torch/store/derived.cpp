@@ -132,8 +132,10 @@ c10::SmallVector<std::size_t, 4> by_what_they_take(c10::ArrayRef<Source> sources
     const Allocated allocated = allocated_for(sources[i]);
     return allocated.peak - allocated.bytes;
   };
-  std::stable_sort(order.begin(), order.end(),
-                   [&](std::size_t a, std::size_t b) { return beside(a) > beside(b); });
+  // Not std::stable_sort, which allocates: this runs for every derived tensor.
+  std::sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
+    return std::pair(-beside(a), a) < std::pair(-beside(b), b);
+  });
   return order;
 }
 
