@@ -4,6 +4,7 @@
 import gc
 import threading
 import types
+import weakref
 
 import backfold
 import pytest
@@ -181,14 +182,19 @@ def test_two_threads_with_two_controllers(device):
 def test_an_exception_leaves_nothing_behind(device):
     # 1,000 aborted steps. A packet left over by each would be 8 MiB; a hook left over would pack
     # what is saved outside.
+    def all_tensors() -> list[weakref.ref]:
+        gc.collect()
+        things = gc.get_objects()
+        return [weakref.ref(thing) for thing in things if issubclass(type(thing), torch.Tensor)]
+
+    others = all_tensors()  # left by other tests: they may go at any time
     model, x = network(device), batch(device)
     fold = backfold.Controller(model, bits=4, min_bytes=0)
     gradients(model, fold, x)
     steps = fold.steps
 
     def tensors() -> int:
-        gc.collect()
-        return sum(issubclass(type(thing), torch.Tensor) for thing in gc.get_objects())
+        return len(all_tensors()) - sum(one() is not None for one in others)
 
     def memory() -> int:
         if device == "cuda":
@@ -203,7 +209,7 @@ def test_an_exception_leaves_nothing_behind(device):
             loss = model(x * 2).square().mean()
             raise KeyError
         del loss
-    assert tensors() <= live  # leftovers of other tests may go meanwhile
+    assert tensors() == live
     assert memory() - bytes_ < (16 << 20 if device == "cpu" else 1)
     out = x.clone().requires_grad_().exp()  # saved after the block: unchanged, in place
     address, node = out.data_ptr(), out.grad_fn
