@@ -216,16 +216,21 @@ def test_codecs_of_the_user_leave_graphs_as_they_are_and_say_so():
     assert equal(found, plain)
 
 
-def test_a_torch_without_graph_hooks_leaves_graphs_as_they_are(monkeypatch):
-    from backfold import _graph_hooks
-
-    monkeypatch.setattr(_graph_hooks, "_saved_tensor", lambda: None)
+def assert_left_as_it_is() -> None:
+    """A graph is compiled and run as without a block, and a warning says so."""
     model, x = made("perceptron")
     compiled = whole(model)
     plain = gradients(model, compiled, x)
     with pytest.warns(UserWarning, match=r"torch\.compile saves is kept as it is"):
         found = gradients(model, compiled, x, folding(model))
     assert equal(found, plain)
+
+
+def test_a_torch_without_graph_hooks_leaves_graphs_as_they_are(monkeypatch):
+    from backfold import _graph_hooks
+
+    monkeypatch.setattr(_graph_hooks, "_saved_tensor", lambda: None)
+    assert_left_as_it_is()
 
 
 def test_a_graph_that_cannot_be_read_is_left_as_it_is(monkeypatch):
@@ -235,12 +240,7 @@ def test_a_graph_that_cannot_be_read_is_left_as_it_is(monkeypatch):
         raise AttributeError("meta")
 
     monkeypatch.setattr(_graph_hooks, "_decide", broken)
-    model, x = made("perceptron")
-    compiled = whole(model)
-    plain = gradients(model, compiled, x)
-    with pytest.warns(UserWarning, match=r"torch\.compile saves is kept as it is"):
-        found = gradients(model, compiled, x, folding(model))
-    assert equal(found, plain)
+    assert_left_as_it_is()
 
 
 def test_plans_of_other_places_count_graphs_as_they_are():
