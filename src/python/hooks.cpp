@@ -10,9 +10,9 @@
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/input_buffer.h>
 
+#include <atomic>
 #include <memory>
 #include <utility>
-#include <vector>
 
 #include "python/saved.h"
 #include "torch/capture/entry.h"
@@ -23,10 +23,28 @@ namespace {
 namespace py = pybind11;
 using torch_layer::Entry;
 
-// On this thread: the first of the pair that each open block has on autograd's stack of hooks, and
-// the pair that the next one will have, if not our own.
-thread_local std::vector<PyObject*> pushed;
+// The pair that the next block of this thread will have, if not our own.
 thread_local const GraphHooks* next_hooks = nullptr;
+
+// The first of each pair that a block ever had on autograd's stack of hooks. They are few, and stay
+// alive: backward finds that stack again on threads of the engine, one for each GPU, where no block
+// was entered.
+struct Ours {
+  PyObject* const pack;
+  const Ours* const next;
+};
+std::atomic<const Ours*> ours{nullptr};
+
+bool is_ours(const PyObject* pack) {
+  for (const Ours* one = ours; one; one = one->next)
+    if (one->pack == pack) return true;
+  return false;
+}
+
+// Under the GIL.
+void remember(py::handle pack) {
+  if (!is_ours(pack.ptr())) ours = new Ours{pack.inc_ref().ptr(), ours};
+}
 
 // Hands out our hooks without Python where autograd's stack of hooks has them on top, and leaves
 // everything else to the engine of Python, which keeps its threads and its state.
@@ -37,7 +55,7 @@ class FoldingEngine : public torch::autograd::Engine {
   std::unique_ptr<torch::autograd::SavedVariableHooks> get_default_saved_variable_hooks() override {
     const auto& hooks = at::SavedTensorDefaultHooks::get_tls_state();
     if (!hooks.stack.empty() && !hooks.is_tracing && !hooks.disabled_error_message &&
-        !pushed.empty() && hooks.stack.top().first.ptr(getPyInterpreter()) == pushed.back())
+        is_ours(hooks.stack.top().first.ptr(getPyInterpreter())))
       return std::make_unique<SavedHooks>();
     return python_.get_default_saved_variable_hooks();
   }
@@ -126,13 +144,12 @@ void add_hooks(py::module_& module) {
         install_engine();
         const HookFunctions& hooks = next_hooks ? next_hooks->pair() : hook_functions();
         const py::handle pack = hooks.pack, unpack = hooks.unpack;
+        remember(pack);
         autograd_function("_push_saved_tensors_default_hooks")(pack, unpack);
-        pushed.push_back(pack.ptr());
       },
       [] {
         py::gil_scoped_acquire gil;
         autograd_function("_pop_saved_tensors_default_hooks")();
-        pushed.pop_back();
       },
   });
 }

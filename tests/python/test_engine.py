@@ -4,6 +4,7 @@
 import pathlib
 import subprocess
 import sys
+import threading
 import warnings
 
 import backfold
@@ -130,3 +131,30 @@ def test_a_graph_that_is_backed_through_from_a_function_of_python():
         y = Twice.apply(x).exp().sum()
     y.backward()
     assert torch.equal(x.grad, (x * 2).exp().detach() * 2)
+
+
+def test_what_a_thread_of_the_engine_saves_for_an_open_block_is_kept():
+    threads = set()
+
+    class Nested(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, depth):
+            ctx.save_for_backward(x)
+            ctx.depth = depth
+            return x * x
+
+        @staticmethod
+        def backward(ctx, gradient):
+            (x,) = ctx.saved_tensors
+            threads.add(threading.get_ident())
+            with torch.enable_grad():
+                inner = x.detach().requires_grad_()
+                y = Nested.apply(inner, ctx.depth - 1) if ctx.depth else inner * inner
+                (slope,) = torch.autograd.grad(y.sum(), inner)
+            return gradient * slope, None
+
+    x = torch.randn(8, 8, requires_grad=True)
+    with exact():
+        Nested.apply(x, 100).sum().backward()  # beyond a depth of 60, torch takes other threads
+    assert len(threads) > 1
+    assert torch.equal(x.grad, 2 * x.detach())
