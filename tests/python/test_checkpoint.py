@@ -86,6 +86,7 @@ def error(found: list[torch.Tensor], expected: list[torch.Tensor]) -> float:
 
 def starts(fold: backfold.Controller) -> list[dict]:
     rows = [row for row in fold.report().to_dict()["sites"] if row["op"] in STARTS]
+    rows = [row for row in rows if row["saved_bytes"]]  # torch 2.11 adds an empty leaf
     return sorted(rows, key=lambda row: row["occurrence"])
 
 
@@ -100,7 +101,8 @@ def planned(model: nn.Module, data, cast=None, **options) -> backfold.Controller
 def measured(fold: backfold.Controller) -> list[dict[str, float]]:
     """The tables of what checkpoints start again from."""
     sites = fold.state_dict()["sites"]
-    return [site["sensitivity"]["errors"] for site in sites if site["starts"]]
+    tables = [site["sensitivity"]["errors"] for site in sites if site["starts"]]
+    return [table for table in tables if table]
 
 
 @pytest.mark.parametrize("cast", [None, torch.bfloat16, torch.float16], ids=str)
