@@ -168,8 +168,12 @@ class Autocast:
 
 
 def energy_of(tensors: Iterable[torch.Tensor | None]) -> torch.Tensor:
+    return energy_of_norms(torch._foreach_norm([t.detach() for t in tensors if t is not None]))
+
+
+def energy_of_norms(found: Iterable[torch.Tensor]) -> torch.Tensor:
     norms: dict[torch.device, list[torch.Tensor]] = {}
-    for norm in torch._foreach_norm([t.detach() for t in tensors if t is not None]):
+    for norm in found:
         norms.setdefault(norm.device, []).append(norm.float())
     return sum(torch.stack(of_device).cpu().double().square().sum() for of_device in norms.values())
 

@@ -81,7 +81,8 @@ class Controller:
         seed: of stochastic rounding. torch's own generators are never touched.
         probe_steps: steps at which sensitivities are measured, then every `probe_every` steps, and
             whenever tensors appear that the plan does not know.
-        probe_fraction: part of the batch that is run again.
+        probe_fraction: part of the batch that is run again, at most: with more than four rows
+            only as many as need no more memory than a folded step.
         replay: False for a model whose call has side effects that must not happen twice.
         sync: under torch.distributed, the processes that plan together: True for those of the
             model's DistributedDataParallel or else all, or a process group. They must enter the
@@ -179,7 +180,7 @@ class Controller:
         if given is not None:
             self._core.load_plan(given)
         elif self._core.adaptive:
-            self._probes = Probes(self._core, model, probes["probe_fraction"], replay)
+            self._probes = Probes(self._core, model, replay)
         self._join()
 
     def _join(self) -> None:

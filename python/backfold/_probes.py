@@ -29,14 +29,11 @@ class Probes:
     energies of the gradients there are used instead.
     """
 
-    def __init__(
-        self, core: _C.Controller, model: torch.nn.Module | None, fraction: float, replay: bool
-    ) -> None:
+    def __init__(self, core: _C.Controller, model: torch.nn.Module | None, replay: bool) -> None:
         self._core = core
         self._model = model if replay and model is not None and _can_run_again(model) else None
         if replay and is_sharded(model):
             self._model = model  # to say so when the first turn comes
-        self._fraction = fraction
         self._told_changed: set[str] = set()
         self._recorder: Recorder | None = None
         self._call: ModelCall | None = None
@@ -54,7 +51,8 @@ class Probes:
         if self._model is not None and self._core.sharded:  # perhaps since the last step
             self._give_up("its parameters are shards, which other processes hold as well")
         if self._core.begin_turn(self._model is not None) and self._model is not None:
-            self._recorder = ModelCall.watch(self._model, self._fraction, self._core.model_returned)
+            part = self._core.part_to_run_again()
+            self._recorder = ModelCall.watch(self._model, *part, self._core.model_returned)
             self._call = self._recorder.__enter__()
             self._handles = [
                 self._model.register_forward_pre_hook(self._model_begins, prepend=True),
@@ -118,19 +116,21 @@ class Probes:
     def _measure(self, replay: bool) -> None:
         call, self._call = self._call, None
         gain = 0.0
-        energy: float | None = None  # of the gradient
+        energy: tuple[float, float, float | None] | None = None  # of part, its share, of whole
         moved: list[torch.Tensor | None] = []
         measured = 0
-        failure = "", False
+        failure = "", False, False
         if replay:
             try:
                 with call.untouched():
                     scale = 1 / call.share if call.sliced_gradients else call.share
                     measured = self._core.calibrate(call.step(), call.own_leaves, scale)
                     gain, moved = call.gain, call.moved
-                    energy = scale * call.gradient_energy
+                    energy = scale * call.gradient_energy, call.share, call.whole_energy
+            except torch.OutOfMemoryError as error:
+                failure = f"running it again took too much memory: {error}", False, True
             except Exception as error:  # training goes on with the estimate of its own step
-                failure = f"running it again failed: {error}", call.share < 1
+                failure = f"running it again failed: {error}", call.share < 1, False
             self._tell_changed(call.left_changed)
         obstacle, whole = self._core.finish_turn(measured, gain, moved, energy, failure)
         if whole and self._model is not None:

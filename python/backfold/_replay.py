@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
 from backfold._call_state import (
@@ -17,12 +18,16 @@ from backfold._call_state import (
     Autocast,
     State,
     energy_of,
+    energy_of_norms,
     has_node,
     is_tensor,
     scalars_after,
     tensors_in,
 )
 from backfold._module_state import Writes
+
+# A measurement should not depend on fewer rows, if the batch has them.
+_FEW = 4
 
 # Models that failed on a part of their batch, and are recorded whole from then on.
 _only_whole: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
@@ -40,6 +45,11 @@ def record_whole(model: torch.nn.Module) -> None:
 def _own_module(model: torch.nn.Module) -> torch.nn.Module:
     """The module inside of DistributedDataParallel, which must only run in the user's step."""
     return model.module if isinstance(model, DistributedDataParallel) else model
+
+
+def _normalises_batches(model: torch.nn.Module) -> bool:
+    """Whether a single row could have no variance."""
+    return any(isinstance(module, _BatchNorm) for module in model.modules())
 
 
 class ModelCall:
@@ -64,10 +74,12 @@ class ModelCall:
         self,
         model: torch.nn.Module,
         fraction: float,
+        at_most: float,
         on_return: Callable[[list[tuple[torch.Tensor, int]]], None] | None = None,
     ) -> None:
         self._model = _own_module(model)
         self._fraction = 1.0 if records_whole(model) else fraction
+        self._at_most = max(self._fraction, at_most)
         self._handles: list[Any] = []
         self._on_return = on_return
         self._forget(
@@ -79,14 +91,16 @@ class ModelCall:
     def watch(
         model: torch.nn.Module,
         fraction: float = 0.25,
+        at_most: float = 0.0,
         on_return: Callable[[list[tuple[torch.Tensor, int]]], None] | None = None,
     ) -> Recorder:
         """A context to enter where the block begins and to leave where it ends.
 
+        `fraction` of the batch is run again, or four rows if these are no more than `at_most`.
         `on_return` is called with the outputs of the recorded call that have a gradient, each with
         the number of its rows that are run again, 0 for all.
         """
-        return Recorder(ModelCall(model, fraction, on_return))
+        return Recorder(ModelCall(model, fraction, at_most, on_return))
 
     @property
     def ready(self) -> bool:
@@ -138,6 +152,11 @@ class ModelCall:
     def gradient_energy(self) -> float:
         """Energy of the leaves' gradients in the last run."""
         return float(self._energies[0])
+
+    @property
+    def whole_energy(self) -> float | None:
+        """That of the whole batch's gradient, in the user's own step; None if unknown."""
+        return float(energy_of_norms(self._norms)) if self._norms else None
 
     @property
     def moved(self) -> list[torch.Tensor | None]:
@@ -264,6 +283,8 @@ class ModelCall:
         self._gradients: dict[int, torch.Tensor] = {}
         self.left_changed: dict[str, None] = {}
         self._outputs: list[int] = []  # indices of the outputs with a gradient
+        self._task: int | None = None  # the backward that the gradients came from
+        self._norms: list[torch.Tensor] = []  # of what parameters were given in it
         self._returned: tuple[dict[int, torch.Tensor], dict[int, torch.Tensor]] = ({}, {})
         self._reentrant = False  # it uses checkpoints that are
         self._own: dict[int, torch.nn.Parameter] = {}  # by the parameter's id
@@ -308,6 +329,8 @@ class ModelCall:
         later = scalars_after(outputs)
         for index, tensor in outputs.items():
             self._listen(index, tensor, later[index])
+        if self.share < 1:
+            self._listen_to_parameters()
 
     def _slice(self, outputs: list[torch.Tensor]) -> None:
         batched = [tensor for tensor in self._arguments.tensors if tensor.dim() > 0]
@@ -315,7 +338,8 @@ class ModelCall:
         if not batched or len(sizes) > 1 or any(t.layout != torch.strided for t in batched):
             return
         (rows,) = sizes
-        kept = max(math.ceil(rows * self._fraction - 1e-9), 2)  # batch norm needs two
+        wanted, most = (math.ceil(rows * f - 1e-9) for f in (self._fraction, self._at_most))
+        kept = max(wanted, min(most, _FEW), 2 if _normalises_batches(self._model) else 1)
         if kept < rows:
             self._arguments = self._arguments.first(kept)
             self._kept_rows, self.share = kept, kept / rows
@@ -327,9 +351,25 @@ class ModelCall:
             call = this()
             # An output that a scalar output was computed from gets that gradient a second time.
             if call and call._arguments and not later & call._gradients.keys():
+                call._task = torch._C._current_graph_task_id()
                 call._attempt(call._add, index, gradient)
 
         self._handles.append(output.register_hook(arrived))
+
+    def _listen_to_parameters(self) -> None:
+        this = weakref.ref(self)
+
+        def arrived(gradients: tuple[torch.Tensor | None, ...]) -> None:
+            call = this()
+            if call and call._task == torch._C._current_graph_task_id():
+                dense = [g for g in gradients if g is not None and g.layout == torch.strided]
+                call._attempt(lambda: call._norms.extend(torch._foreach_norm(dense)))
+
+        # Hooks of the parameters themselves would displace those that C++ has there.
+        for parameter in self._model.parameters():
+            if parameter.requires_grad and parameter.is_leaf and not self._reentrant:
+                node = torch.autograd.graph.get_gradient_edge(parameter).node
+                self._handles.append(node.register_prehook(arrived))
 
     def _add(self, index: int, gradient: torch.Tensor) -> None:
         part = gradient.detach()[: self._kept_rows] if gradient.dim() > 0 else gradient.detach()

@@ -24,6 +24,7 @@ namespace py = pybind11;
 // What was recorded of the step that was watched ("nothing", "waiting", "complete" or "broken"),
 // and why a broken call cannot be run again.
 using PyRecorded = std::pair<std::string, std::string>;
+using PyPartEnergy = std::optional<std::tuple<double, double, std::optional<double>>>;
 
 torch_layer::Recorded recorded_of(const PyRecorded& recorded) {
   using What = torch_layer::Recorded::What;
@@ -169,20 +170,29 @@ class PyController {
     return true;
   }
   // Whether a step that was watched waits to be measured.
+  std::pair<double, double> part_to_run_again() {
+    const torch_layer::ProbePart part = torch_layer::part_to_run_again(controller_.state());
+    return {part.wanted, part.at_most};
+  }
   bool turn_waits() { return controller_.state().turns.waits; }
   void cancel_turn() { torch_layer::cancel_turn(controller_.state()); }
   void forget_turn() { torch_layer::forget_turn(controller_.state()); }
   bool settle_turn(const PyRecorded& recorded) {
     return torch_layer::settle_turn(controller_.state(), recorded_of(recorded));
   }
-  // `failure` is why running the model again failed, and whether that was with a part of the batch.
+  // `energy` is that of the gradient: of the part, that part's share, that of the user's own step.
+  // `failure` is why running the model again failed, and whether that was with a part of the batch,
+  // and whether for want of memory.
   // Returns why it is never to be run again, and whether it must be with its whole batch.
   std::pair<std::string, bool> finish_turn(int measured, double rest,
                                            const std::vector<std::optional<at::Tensor>>& moved,
-                                           std::optional<double> energy,
-                                           const std::pair<std::string, bool>& failure) {
+                                           const PyPartEnergy& energy,
+                                           const std::tuple<std::string, bool, bool>& failure) {
     torch::PyWarningHandler as_python_warnings;
-    torch_layer::Replayed replayed{measured, rest, {}, energy, {failure.first, failure.second}};
+    const auto& [why, part, memory] = failure;
+    torch_layer::Replayed replayed{measured, rest, {}, {}, {why, part, memory}};
+    if (energy)
+      replayed.energy = {std::get<0>(*energy), std::get<1>(*energy), std::get<2>(*energy)};
     for (const auto& one : moved) replayed.moved.push_back(one.value_or(at::Tensor()));
     const torch_layer::Outcome outcome = torch_layer::finish_turn(controller_.state(), replayed);
     return {outcome.obstacle, outcome.whole};
@@ -331,6 +341,7 @@ void add_controller(py::module_& module) {
       .def("resolve_turn", &PyController::resolve_turn)
       .def_property_readonly("turn_waits", &PyController::turn_waits)
       .def("begin_turn", &PyController::begin_turn)
+      .def("part_to_run_again", &PyController::part_to_run_again)
       .def("cancel_turn", &PyController::cancel_turn)
       .def("forget_turn", &PyController::forget_turn)
       .def("settle_turn", &PyController::settle_turn)

@@ -73,8 +73,9 @@ struct Resolution {
 
 // A measurement by running the model again that failed.
 struct Failure {
-  std::string why;    // empty: it did not
-  bool part = false;  // it ran a part of the batch: the whole may still work
+  std::string why;      // empty: it did not
+  bool part = false;    // it ran a part of the batch: the whole may still work
+  bool memory = false;  // there was too little: a smaller part may still work
 };
 
 // How a turn ended.

@@ -23,6 +23,11 @@ constexpr std::int64_t kPatience = 64;
 // Reading the noise waits for the GPU. A warning is not repeated at every reading.
 constexpr std::int64_t kStepsBetweenLooks = 100;
 constexpr std::int64_t kStepsBetweenWarnings = 1000;
+// What a probe keeps at once, as a multiple of what autograd alone would keep: 1.25 to 1.35 were
+// measured, tangents being the rest.
+constexpr double kProbedBytes = 1.4;
+// Where memory does not suffice, half of the batch's part is tried, down to this.
+constexpr double kLeastFraction = 1.0 / 256;
 
 void look_at_noise(State& state) {
   const std::optional<Noise> noise = noise_of(state);
@@ -46,6 +51,29 @@ void look_at_noise(State& state) {
       "% to the gradient's own variance, more than the 10% below which training is unaffected; "
       "most of it comes from ",
       sites, "; ", needed);
+}
+
+// What a step of a plan holds. Known from what a state saves, so that a run that is taken up again
+// measures the same rows.
+double held_bytes_wanted(const State& state) {
+  const Target& target = *state.planning.target;
+  const StepReference& reference = state.planning.reference;
+  if (target.kind == Target::Kind::kBudget) return target.value;
+  if (target.kind == Target::Kind::kRatio)
+    return static_cast<double>(reference.unique_bytes) / target.value;
+  double elements = 0;
+  for (const Site& site : state.sites->sites())
+    elements += static_cast<double>(site.reference.elements);
+  return static_cast<double>(reference.fixed_bytes) + elements * target.value / 8;
+}
+
+// As `fraction` of the batch would show it. What rows of a batch have in common grows with the
+// square of their number, noise with their number: a smaller part shows less of the former, and a
+// plan would take the same error for a larger share of the gradient.
+double energy_of(const PartEnergy& energy, double fraction) {
+  if (!energy.whole || energy.share >= fraction) return energy.of_part;
+  const double common = std::max(0.0, *energy.whole - energy.of_part) / (1 - energy.share);
+  return energy.of_part + common * (fraction - energy.share);
 }
 
 // Gradients that are not those of the user's training, and forwards without any, are no entries.
@@ -124,6 +152,17 @@ void begin_turn(State& state, bool model_runs_again) {
   state.probing.inside_model = false;
 }
 
+ProbePart part_to_run_again(const State& state) {
+  const double fraction = state.turns.fraction;
+  const StepReference& reference = state.planning.reference;
+  if (reference.unique_bytes == 0 || !state.planning.target) return {fraction, fraction};
+  const double held = held_bytes_wanted(state);
+  const double wanted =
+      std::min(fraction, held / (kProbedBytes * static_cast<double>(reference.unique_bytes)));
+  const bool bounded = state.planning.target->kind == Target::Kind::kBudget;
+  return {wanted, bounded ? wanted : fraction};
+}
+
 void cancel_turn(State& state) {
   state.probing.inside_model = false;
   if (!std::exchange(state.turns.watches, false)) return;
@@ -167,11 +206,17 @@ Outcome finish_turn(State& state, const Replayed& replayed) {
   const auto probe = std::exchange(state.probing.waiting, nullptr);
   if (probe && probe->backward_began())
     measured += probe->finish_own(replayed.rest, replayed.moved, state.probing.epsilon);
-  if (replayed.energy) state.planning.gradient_energy = replayed.energy;
+  if (replayed.energy)
+    state.planning.gradient_energy = energy_of(*replayed.energy, state.turns.fraction);
   if (state.together.on()) return plan_together(state, replayed.failure);
   if (measured > 0) replan(state);
   const Failure& failure = replayed.failure;
   if (failure.why.empty()) return {};
+  if (failure.memory) {
+    state.turns.fraction /= 2;
+    state.turns.again = state.turns.fraction >= kLeastFraction;
+    return {.obstacle = state.turns.again ? "" : failure.why};
+  }
   if (failure.part) state.turns.again = true;
   return {.obstacle = failure.part ? "" : failure.why, .whole = failure.part};
 }

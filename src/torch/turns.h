@@ -33,9 +33,15 @@ struct ProbeSchedule {
 // Raises ValueError for a step or period below 1, naming it.
 ProbeSchedule make_schedule(std::vector<std::int64_t> steps, std::optional<std::int64_t> every);
 
+// Which part of a batch is run again.
+struct ProbePart {
+  double wanted = 0.25;   // few enough rows that a probe needs no more memory than a step
+  double at_most = 0.25;  // for the sake of the few rows that a measurement should have
+};
+
 struct ProbeTurns {
   ProbeSchedule schedule;
-  double fraction = 0.25;                // of the batch that is run again
+  double fraction = 0.25;                // of the batch that is run again, at most
   std::function<void(double)> on_noise;  // called every 100 steps
 
   // Saved with the state.
@@ -66,6 +72,8 @@ bool is_due(State& state);
 // Begins to watch the next block, whose turn has come. With `model_runs_again`, the probe leaves
 // out what runs inside the model.
 void begin_turn(State& state, bool model_runs_again);
+// What to run again of the next block, by what the last one kept.
+ProbePart part_to_run_again(const State& state);
 // The block is not entered after all.
 void cancel_turn(State& state);
 // The block has ended.
@@ -79,12 +87,19 @@ void forget_turn(State& state);
 // the others drop it when they meet.
 bool settle_turn(State& state, const Recorded& recorded);
 
+// Of the gradient, scaled to the whole batch as noise is: 1 / share times that of a part.
+struct PartEnergy {
+  double of_part = 0;
+  double share = 1;             // that was run again
+  std::optional<double> whole;  // that of the user's own step, if it was seen
+};
+
 // What running the model again has found.
 struct Replayed {
-  int measured = 0;               // sites
-  double rest = 0;                // the signal gain of what the watching probe left out
-  std::vector<at::Tensor> moved;  // how far the model's outputs moved in the last calibrate()
-  std::optional<double> energy;   // of the gradient, if known better than to the last calibrate()
+  int measured = 0;                  // sites
+  double rest = 0;                   // the signal gain of what the watching probe left out
+  std::vector<at::Tensor> moved;     // how far the model's outputs moved in the last calibrate()
+  std::optional<PartEnergy> energy;  // if known better than to the last calibrate()
   Failure failure;
 };
 

@@ -9,19 +9,29 @@ from torch.profiler import ProfilerActivity, profile
 ELEMENTS = 512 * 1024
 
 
-def peak_bytes(x: torch.Tensor, retain_graph: bool) -> int:
-    """Peak allocation on the CPU in a forward and backward that packs one tensor."""
-    fold = backfold.Controller(bits=4, min_bytes=0, derive=False)
+def peak_of(step) -> int:
+    """Peak allocation on the CPU in a step, beyond what there was before."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as run:
-        with fold:
-            loss = torch.nn.functional.gelu(x * 2).sum()
-        loss.backward(retain_graph=retain_graph)
-    x.grad = None
+        step()
     now = most = 0
     for event in run.profiler.kineto_results.events():
         if event.name() == "[memory]":
             now += event.nbytes()
             most = max(most, now)
+    return most
+
+
+def peak_bytes(x: torch.Tensor, retain_graph: bool) -> int:
+    """That of a forward and backward that packs one tensor."""
+    fold = backfold.Controller(bits=4, min_bytes=0, derive=False)
+
+    def step():
+        with fold:
+            loss = torch.nn.functional.gelu(x * 2).sum()
+        loss.backward(retain_graph=retain_graph)
+
+    most = peak_of(step)
+    x.grad = None
     return most
 
 
@@ -34,3 +44,25 @@ def test_a_packet_goes_when_its_last_reader_has_it():
     packet = ELEMENTS * 4.25 / 8
     assert peak_bytes(x, retain_graph=True) - peak_bytes(x, retain_graph=False) == packet
     assert peak_bytes(x, retain_graph=False) <= 3 * 4 * ELEMENTS + 1024
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("target", [{"bits": 4}, {"ratio": 8}, {"budget": "1500KiB"}], ids=str)
+def test_a_probe_needs_no_more_than_a_step(target):
+    torch.manual_seed(0)
+    blocks = [torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.GELU()) for _ in range(12)]
+    model = torch.nn.Sequential(*blocks, torch.nn.Linear(64, 8))
+    x = torch.randn(2048, 64)
+    fold = backfold.Controller(model, min_bytes=0, probe_steps=(2,), probe_every=None, **target)
+
+    def step():
+        with fold:
+            loss = model(x).square().mean()
+        loss.backward()
+        model.zero_grad(set_to_none=True)
+
+    peaks = [peak_of(step) for _ in range(5)]  # the third step begins with the measurement
+    assert fold.report().to_dict()["plan"] is not None
+    # The step before it, which is watched, decodes a tensor to see how large its error is.
+    assert max(peaks) <= max(peaks[0], *peaks[3:]) + 1.25 * x.nbytes, peaks
+    assert peaks[2] <= max(peaks[0], *peaks[3:]), peaks

@@ -169,7 +169,7 @@ def test_places_that_are_new_when_it_is_saved_are_measured_at_the_same_step(devi
 def test_a_model_that_could_not_be_run_again_is_not_tried_again():
     class Once(Block):
         def forward(self, x, deep):
-            if torch.is_grad_enabled() and len(x) in (16, 24):
+            if torch.is_grad_enabled() and len(x) < 64:
                 raise RuntimeError("not twice")
             return super().forward(x, deep)
 

@@ -86,7 +86,7 @@ def test_an_architecture_that_ends_badly_takes_no_other_along(one_thread):
     rows = {row.name: row for row in found}
     found = {name: row.status for name, row in rows.items()}
     lost = dict.fromkeys(["exits", "hangs", "devours"], FAILED)
-    assert found == {"raises": NOT_BUILT, **lost, "behaves": MEASURED}
+    assert found == {"raises": NOT_BUILT, **lost, "behaves": MEASURED}, rows["behaves"]
     assert rows["exits"].reason == "the process ended with 3"
     assert rows["hangs"].reason == "no end after 20 s"
 
