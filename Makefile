@@ -29,7 +29,7 @@ SOURCES = git ls-files -z --cached --others --exclude-standard --deduplicate
 CXX_FILES = $(SOURCES) -- '*.cpp' '*.h' '*.cu' '*.cuh' | xargs -0 --no-run-if-empty
 PYTHON_FILES = python tests/python examples/python bench/run bench/format_errors bench/host_cost.py \
   bench/compiled.py bench/offload.py bench/workloads bench/plans bench/accuracy bench/codecs bench/zoo scripts/check_text \
-  scripts/derivative_tables scripts/mutate scripts/torch_cuda
+  scripts/derivative_tables scripts/evidence scripts/mutate scripts/torch_cuda
 
 help:
 	@echo 'make demo ARGS=...     train two models, plain and folded; print memory, time and accuracy'
@@ -110,6 +110,7 @@ lint:
 	$(PYTHON) -m ruff check $(PYTHON_FILES)
 	$(PYTHON) -m ruff format --check $(PYTHON_FILES)
 	scripts/check_text
+	scripts/evidence
 
 format:
 	@scripts/setup lint
