@@ -28,6 +28,7 @@
 #include "torch/probe/probe.h"
 #include "torch/store/step_memory.h"
 #include "torch/store/store.h"
+#include "torch/timeline.h"
 #include "torch/together.h"
 #include "torch/turns.h"
 
@@ -97,6 +98,7 @@ struct State {
   std::shared_ptr<Offloader> offloader;  // null where everything stays on its device
   Policy policy;                         // what the user says about codecs
   std::shared_ptr<SiteTable> sites = std::make_shared<SiteTable>();
+  std::shared_ptr<Timeline> timeline = std::make_shared<Timeline>();
   ModelListing model;
   BlockHistory blocks;
   Planning planning;
