@@ -25,11 +25,15 @@ struct ReportRow {
   std::int64_t offloaded_bytes = 0;  // kept in host memory, or a file, instead
   std::int64_t duplicate_bytes = 0;  // covered by what an earlier save kept
   std::string kind;                  // "lossy", "predicate", "alive", ...; of the largest save
+  std::int64_t elements = 0;         // that its packets hold
   int bits = 0;                      // of a code
   double stored_bits = 0;            // per element, headers included
   std::string layout;                // of the groups: "flat", "rotated", "strided 1", "strided 2"
   std::string estimate;              // how its sensitivity was found: "re-run", "closed form", ...
   double error = 0;                  // expected error energy that it adds to the gradient
+  // The same for all that read its packets, or are made from them, if these had 4 bits; 0 where
+  // that was not measured.
+  double sensitivity = 0;
   std::string reason;
   // Of a tensor that is made again (in inspect(): could be): the operators, the last one first,
   // the place that saved what it is made from, and the bytes that are read and written for it.
@@ -76,6 +80,22 @@ struct ReportTimeline {
   std::size_t plain_peak = 0, held_peak = 0, folded_peak = 0;
 };
 
+// Plans and readings of the noise so far, of this process. Of many, older ones are thinned out.
+struct ReportHistory {
+  struct Plan {
+    std::int64_t step = 0;  // after which it was made
+    std::int64_t held_bytes = 0;
+    double mean_bits = 0, error = 0, uniform_error = 0;  // as in ReportPlan
+    std::optional<double> gradient_energy;               // of the pass that was measured
+  };
+  struct Noise {
+    std::int64_t step = 0;
+    double ratio = 0;  // as Report::noise
+  };
+  std::vector<Plan> plans;
+  std::vector<Noise> noise;
+};
+
 // The version of what Report::json() writes.
 inline constexpr int kReportFormat = 1;
 
@@ -98,6 +118,7 @@ struct Report {
   std::optional<double> noise;
   std::vector<ReportRow> rows;  // largest first
   std::optional<ReportTimeline> timeline;
+  ReportHistory history;
 
   // A table that fits a terminal, by module and operator. At most `rows` lines; 0 means all.
   std::string text(std::size_t rows = 30) const;

@@ -12,6 +12,7 @@
 #include "torch/bandwidth.h"
 #include "torch/capture/entry.h"
 #include "torch/device_memory.h"
+#include "torch/plan/bundles.h"
 
 namespace backfold {
 namespace {
@@ -196,6 +197,9 @@ Report report_of(const State& state) {
   report.step = state.blocks.steps;
   report.folded = !state.options.observe_only;
   if (state.offloader) state.offloader->settle();
+  std::unordered_map<const Site*, double> sensitivities;
+  for (const Bundle& bundle : bundles_of(*state.sites, state.blocks.steps))
+    sensitivities.emplace(bundle.root, bundle.error(4));
   std::int64_t seen = 0;
   for (const Site& site : state.sites->sites()) {
     const Ledger& ledger = site.ledger;
@@ -219,10 +223,13 @@ Report report_of(const State& state) {
       row.held_bytes = 0;
     }
     row.kind = name_of(kind);
+    row.elements = ledger.elements;
     row.bits = ledger.bits;
     row.layout = name_of(ledger.grouping);
     row.estimate = name_of(site.sensitivity.estimate);
     row.error = error_at(site.sensitivity, site.choice ? site.choice->bits : ledger.bits);
+    if (const auto found = sensitivities.find(&site); found != sensitivities.end())
+      row.sensitivity = found->second;
     if (ledger.elements > 0)
       row.stored_bits =
           8.0 * static_cast<double>(ledger.held_bytes) / static_cast<double>(ledger.elements);
@@ -247,6 +254,7 @@ Report report_of(const State& state) {
   }
   report.plan = state.planning.plan;
   report.noise = state.guarding.noise;
+  report.history = state.history;
   if (state.blocks.grown_bytes)
     report.unseen_bytes = std::max<std::int64_t>(0, *state.blocks.grown_bytes - seen);
   if (const auto memory = device_memory(state.blocks.device))

@@ -76,6 +76,17 @@ struct Planning {
   enum class Scores { kKnown, kWanted, kTaken } scores = Scores::kKnown;
 };
 
+// Adds to a history of bounded length: when it is full, every second entry goes, never the newest.
+template <typename Entry>
+void remember(std::vector<Entry>& history, Entry entry) {
+  constexpr std::size_t kMost = 256;
+  if (history.size() == kMost) {
+    for (std::size_t i = 0; 2 * i + 1 < kMost; ++i) history[i] = std::move(history[2 * i + 1]);
+    history.resize(kMost / 2);
+  }
+  history.push_back(std::move(entry));
+}
+
 // Watches the gradients of the model's parameters.
 struct Guarding {
   std::unique_ptr<Guard> guard;
@@ -103,6 +114,7 @@ struct State {
   BlockHistory blocks;
   Planning planning;
   Guarding guarding;
+  ReportHistory history;
   Probing probing;
   ProbeTurns turns;
   Together together;

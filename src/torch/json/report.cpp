@@ -20,11 +20,13 @@ Json row_as_json(const ReportRow& row) {
           {"offloaded_bytes", row.offloaded_bytes},
           {"duplicate_bytes", row.duplicate_bytes},
           {"kind", row.kind},
+          {"elements", row.elements},
           {"bits", row.bits},
           {"stored_bits", row.stored_bits},
           {"layout", row.layout},
           {"estimate", row.estimate},
           {"error", row.error},
+          {"sensitivity", row.sensitivity},
           {"reason", row.reason},
           {"recipe", row.recipe},
           {"source", row.source},
@@ -94,12 +96,28 @@ Json timeline_as_json(const ReportTimeline& timeline) {
       {"made_bytes", made}};
 }
 
+Json history_as_json(const ReportHistory& history) {
+  Json plans = Json::array(), noise = Json::array();
+  for (const ReportHistory::Plan& plan : history.plans)
+    plans.push_back(
+        {{"step", plan.step},
+         {"held_bytes", plan.held_bytes},
+         {"mean_bits", plan.mean_bits},
+         {"error", plan.error},
+         {"uniform_error", plan.uniform_error},
+         {"gradient_energy", plan.gradient_energy ? Json(*plan.gradient_energy) : Json()}});
+  for (const ReportHistory::Noise& one : history.noise)
+    noise.push_back({{"step", one.step}, {"noise", one.ratio}});
+  return {{"plans", plans}, {"noise", noise}};
+}
+
 }  // namespace
 
 std::string Report::json() const {
   Json json;
   json["format"] = kReportFormat;
   json["step"] = step;
+  json["folded"] = folded;
   json["saved_bytes"] = saved_bytes;
   json["unique_bytes"] = unique_bytes;
   json["held_bytes"] = held_bytes;
@@ -113,6 +131,7 @@ std::string Report::json() const {
   json["plan"] = plan ? plan_as_json(*plan) : Json();
   json["sites"] = Json::array();
   for (const ReportRow& row : rows) json["sites"].push_back(row_as_json(row));
+  json["history"] = history_as_json(history);
   json["timeline"] = timeline ? timeline_as_json(*timeline) : Json();
   return json.dump(2);
 }
