@@ -29,7 +29,7 @@ SOURCES = git ls-files -z --cached --others --exclude-standard --deduplicate
 CXX_FILES = $(SOURCES) -- '*.cpp' '*.h' '*.cu' '*.cuh' | xargs -0 --no-run-if-empty
 PYTHON_FILES = python tests/python examples/python bench/run bench/format_errors bench/host_cost.py \
   bench/compiled.py bench/offload.py bench/workloads bench/plans bench/accuracy bench/codecs bench/zoo scripts/check_text \
-  scripts/derivative_tables scripts/evidence scripts/mutate scripts/torch_cuda
+  scripts/derivative_tables scripts/evidence scripts/mutate scripts/report_picture scripts/torch_cuda
 
 help:
 	@echo 'make demo ARGS=...     train two models, plain and folded; print memory, time and accuracy'
@@ -68,7 +68,7 @@ test-fuzz:
 	$(CTEST) fuzz
 
 # The C++ tests and examples that use torch are built with the package.
-test-python: PACKAGE_PARTS = tests demo
+test-python: PACKAGE_PARTS = tests demo browser
 test-python: PACKAGE_OPTIONS = ;BACKFOLD_TESTS=ON;BACKFOLD_EXAMPLES=ON
 test-python: package
 	ctest --test-dir $(PYTHON_BUILD) --parallel $(JOBS) --output-on-failure --no-tests=error

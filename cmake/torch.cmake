@@ -60,6 +60,7 @@ add_library(backfold_torch SHARED
   src/torch/bandwidth.cpp
   src/torch/calibrate.cpp
   src/torch/controller.cpp
+  src/torch/device_memory.cpp
   src/torch/introduction.cpp
   src/torch/graph_ops.cpp
   src/torch/levels.cpp
@@ -70,6 +71,7 @@ add_library(backfold_torch SHARED
   src/torch/report.cpp
   src/torch/state.cpp
   src/torch/step.cpp
+  src/torch/timeline.cpp
   src/torch/together.cpp
   src/torch/streams.cpp
   src/torch/turns.cpp

@@ -25,11 +25,15 @@ struct ReportRow {
   std::int64_t offloaded_bytes = 0;  // kept in host memory, or a file, instead
   std::int64_t duplicate_bytes = 0;  // covered by what an earlier save kept
   std::string kind;                  // "lossy", "predicate", "alive", ...; of the largest save
+  std::int64_t elements = 0;         // that its packets hold
   int bits = 0;                      // of a code
   double stored_bits = 0;            // per element, headers included
   std::string layout;                // of the groups: "flat", "rotated", "strided 1", "strided 2"
   std::string estimate;              // how its sensitivity was found: "re-run", "closed form", ...
   double error = 0;                  // expected error energy that it adds to the gradient
+  // The same for all that read its packets, or are made from them, if these had 4 bits; 0 where
+  // that was not measured.
+  double sensitivity = 0;
   std::string reason;
   // Of a tensor that is made again (in inspect(): could be): the operators, the last one first,
   // the place that saved what it is made from, and the bytes that are read and written for it.
@@ -58,6 +62,43 @@ struct ReportPlan {
   std::vector<std::string> kept;
 };
 
+// What was kept for backward in the course of the step, from event to event: a tensor is saved,
+// read or let go. Sizes are in bytes and include what earlier steps left behind. What compiled
+// graphs keep is not part of it.
+struct ReportTimeline {
+  struct Event {
+    std::int64_t site = -1;  // among the report's rows; -1 for one of an earlier step
+    bool backward = false;
+    std::int64_t plain_bytes = 0;  // that autograd alone would keep
+    std::int64_t held_bytes = 0;   // held instead, on the device
+    std::int64_t made_bytes = 0;   // decoded or made again for the operation that runs now
+  };
+  std::int64_t events_seen = 0;  // of which `events` are some, always with the peaks
+  std::int64_t carried_plain_bytes = 0, carried_held_bytes = 0;  // when the step began
+  std::vector<Event> events;
+  // Where each curve is highest, among the events; the third is held_bytes + made_bytes.
+  std::size_t plain_peak = 0, held_peak = 0, folded_peak = 0;
+};
+
+// Plans and readings of the noise so far, of this process. Of many, older ones are thinned out.
+struct ReportHistory {
+  struct Plan {
+    std::int64_t step = 0;  // after which it was made
+    std::int64_t held_bytes = 0;
+    double mean_bits = 0, error = 0, uniform_error = 0;  // as in ReportPlan
+    std::optional<double> gradient_energy;               // of the pass that was measured
+  };
+  struct Noise {
+    std::int64_t step = 0;
+    double ratio = 0;  // as Report::noise
+  };
+  std::vector<Plan> plans;
+  std::vector<Noise> noise;
+};
+
+// The version of what Report::json() writes.
+inline constexpr int kReportFormat = 1;
+
 struct Report {
   std::int64_t step = 0;
   bool folded = true;  // false if nothing was packed, only counted
@@ -69,11 +110,15 @@ struct Report {
   // Allocated between the beginning and the end of the block, beyond what is held: tensors hidden
   // from autograd (attributes of a custom function's ctx), and results that stay alive.
   std::optional<std::int64_t> unseen_bytes;
+  // Allocated at most on the model's device since the program last reset that; none on a CPU.
+  std::optional<std::int64_t> device_peak_bytes;
   std::optional<ReportPlan> plan;
   // The error that the plan expects / the gradient's own variance from step to step, when last
   // estimated.
   std::optional<double> noise;
   std::vector<ReportRow> rows;  // largest first
+  std::optional<ReportTimeline> timeline;
+  ReportHistory history;
 
   // A table that fits a terminal, by module and operator. At most `rows` lines; 0 means all.
   std::string text(std::size_t rows = 30) const;

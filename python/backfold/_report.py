@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reports of what a step kept for backward, as text, dict and JSON."""
+"""Reports of what a step kept for backward, as text, dict, JSON and HTML."""
 
 from __future__ import annotations
 
 import json
+import os
+import pathlib
 from typing import Any
 
 from backfold import _C
+from backfold._page import render
 
 
 class Report:
@@ -28,6 +31,13 @@ class Report:
 
     def to_json(self) -> str:
         return self._core.json()
+
+    def html(self, path: str | os.PathLike[str]) -> None:
+        """Writes a page with charts and tables: one file, which needs no network.
+
+        Needs Plotly: ``pip install 'backfold[page]'``.
+        """
+        pathlib.Path(path).write_text(render(self.to_dict()), encoding="utf-8")
 
     def __str__(self) -> str:
         return self.text()

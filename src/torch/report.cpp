@@ -7,9 +7,12 @@
 #include <cstdio>
 #include <cstring>
 #include <map>
+#include <unordered_map>
 
 #include "torch/bandwidth.h"
 #include "torch/capture/entry.h"
+#include "torch/device_memory.h"
+#include "torch/plan/bundles.h"
 
 namespace backfold {
 namespace {
@@ -163,13 +166,40 @@ double spared_ms(const Ledger& ledger) {
   return speed ? 1e3 * static_cast<double>(bytes) / *speed : 0;
 }
 
+using Placed = std::pair<ReportRow, const Site*>;
+
+std::optional<ReportTimeline> timeline_of(const State& state, const std::vector<Placed>& rows) {
+  const Timeline::Recorded recorded = state.timeline->recorded();
+  if (recorded.events == 0 || recorded.step != state.blocks.steps) return std::nullopt;
+  std::unordered_map<const Site*, std::int64_t> places;
+  for (const auto& [row, site] : rows) places.emplace(site, places.size());
+  ReportTimeline timeline{.events_seen = recorded.events,
+                          .carried_plain_bytes = recorded.carried_plain,
+                          .carried_held_bytes = recorded.carried_held,
+                          .events = {}};
+  for (const Timeline::Event& event : recorded.kept) {
+    const std::size_t index = timeline.events.size();
+    if (event.number == recorded.most_plain.number) timeline.plain_peak = index;
+    if (event.number == recorded.most_held.number) timeline.held_peak = index;
+    if (event.number == recorded.most_folded.number) timeline.folded_peak = index;
+    const auto place = places.find(event.site);
+    timeline.events.push_back({place == places.end() ? -1 : place->second, event.backward,
+                               event.plain, event.held, event.made});
+  }
+  return timeline;
+}
+
 }  // namespace
 
 Report report_of(const State& state) {
   Report report;
+  std::vector<Placed> rows;
   report.step = state.blocks.steps;
   report.folded = !state.options.observe_only;
   if (state.offloader) state.offloader->settle();
+  std::unordered_map<const Site*, double> sensitivities;
+  for (const Bundle& bundle : bundles_of(*state.sites, state.blocks.steps))
+    sensitivities.emplace(bundle.root, bundle.error(4));
   std::int64_t seen = 0;
   for (const Site& site : state.sites->sites()) {
     const Ledger& ledger = site.ledger;
@@ -193,10 +223,13 @@ Report report_of(const State& state) {
       row.held_bytes = 0;
     }
     row.kind = name_of(kind);
+    row.elements = ledger.elements;
     row.bits = ledger.bits;
     row.layout = name_of(ledger.grouping);
     row.estimate = name_of(site.sensitivity.estimate);
     row.error = error_at(site.sensitivity, site.choice ? site.choice->bits : ledger.bits);
+    if (const auto found = sensitivities.find(&site); found != sensitivities.end())
+      row.sensitivity = found->second;
     if (ledger.elements > 0)
       row.stored_bits =
           8.0 * static_cast<double>(ledger.held_bytes) / static_cast<double>(ledger.elements);
@@ -217,17 +250,23 @@ Report report_of(const State& state) {
       report.offloaded_bytes += row.offloaded_bytes;
       report.alive_bytes += kind == Kind::kAlive ? row.unique_bytes : 0;
     }
-    report.rows.push_back(std::move(row));
+    rows.emplace_back(std::move(row), &site);
   }
   report.plan = state.planning.plan;
   report.noise = state.guarding.noise;
+  report.history = state.history;
   if (state.blocks.grown_bytes)
     report.unseen_bytes = std::max<std::int64_t>(0, *state.blocks.grown_bytes - seen);
-  std::sort(report.rows.begin(), report.rows.end(), [](const ReportRow& a, const ReportRow& b) {
+  if (const auto memory = device_memory(state.blocks.device))
+    report.device_peak_bytes = memory->peak;
+  std::sort(rows.begin(), rows.end(), [](const Placed& one, const Placed& other) {
+    const ReportRow &a = one.first, &b = other.first;
     return std::tuple(b.held_bytes + b.offloaded_bytes, b.unique_bytes, b.saved_bytes, a.module,
                       a.op, a.slot) < std::tuple(a.held_bytes + a.offloaded_bytes, a.unique_bytes,
                                                  a.saved_bytes, b.module, b.op, b.slot);
   });
+  report.timeline = timeline_of(state, rows);
+  for (Placed& placed : rows) report.rows.push_back(std::move(placed.first));
   return report;
 }
 

@@ -94,6 +94,12 @@ PlanSummary plan_for(const Target& target, SiteTable& sites, const StepReference
 
 void adopt_plan(State& state, PlanSummary plan) {
   Planning& planning = state.planning;
+  remember(state.history.plans, {.step = plan.step,
+                                 .held_bytes = plan.held_bytes,
+                                 .mean_bits = plan.mean_bits,
+                                 .error = plan.error,
+                                 .uniform_error = plan.uniform_error,
+                                 .gradient_energy = planning.gradient_energy});
   planning.plan = std::move(plan);
   if (state.together.rank == 0) tell_of_noise(planning);  // it is the same in all processes
   state.options.bits = widest_within(planning.plan->mean_bits);
@@ -136,7 +142,9 @@ std::optional<Noise> noise_of(State& state) {
   if (!moments) return std::nullopt;
   const auto noise = noise_of_plan(*state.sites, planning.reference, *planning.target,
                                    state.blocks.steps, planning.plan->error, moments->variance);
-  if (noise) state.guarding.noise = noise->ratio;
+  if (!noise) return noise;
+  state.guarding.noise = noise->ratio;
+  remember(state.history.noise, {.step = state.blocks.steps, .ratio = noise->ratio});
   return noise;
 }
 

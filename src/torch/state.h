@@ -28,6 +28,7 @@
 #include "torch/probe/probe.h"
 #include "torch/store/step_memory.h"
 #include "torch/store/store.h"
+#include "torch/timeline.h"
 #include "torch/together.h"
 #include "torch/turns.h"
 
@@ -75,6 +76,17 @@ struct Planning {
   enum class Scores { kKnown, kWanted, kTaken } scores = Scores::kKnown;
 };
 
+// Adds to a history of bounded length: when it is full, every second entry goes, never the newest.
+template <typename Entry>
+void remember(std::vector<Entry>& history, Entry entry) {
+  constexpr std::size_t kMost = 256;
+  if (history.size() == kMost) {
+    for (std::size_t i = 0; 2 * i + 1 < kMost; ++i) history[i] = std::move(history[2 * i + 1]);
+    history.resize(kMost / 2);
+  }
+  history.push_back(std::move(entry));
+}
+
 // Watches the gradients of the model's parameters.
 struct Guarding {
   std::unique_ptr<Guard> guard;
@@ -97,10 +109,12 @@ struct State {
   std::shared_ptr<Offloader> offloader;  // null where everything stays on its device
   Policy policy;                         // what the user says about codecs
   std::shared_ptr<SiteTable> sites = std::make_shared<SiteTable>();
+  std::shared_ptr<Timeline> timeline = std::make_shared<Timeline>();
   ModelListing model;
   BlockHistory blocks;
   Planning planning;
   Guarding guarding;
+  ReportHistory history;
   Probing probing;
   ProbeTurns turns;
   Together together;

@@ -6,6 +6,7 @@
 #include <torch/csrc/api/include/torch/nn/modules/linear.h>
 #include <torch/csrc/api/include/torch/utils.h>
 
+#include <algorithm>
 #include <limits>
 #include <sstream>
 
@@ -30,6 +31,16 @@ ControllerOptions level(const char* name) {
   ControllerOptions options;
   options.level = name;
   return options;
+}
+
+TEST(History, KeepsTheNewestAndThinsOutTheRest) {
+  std::vector<int> history;
+  for (int i = 0; i < 10'000; ++i) torch_layer::remember(history, i);
+  EXPECT_LE(history.size(), 256u);
+  EXPECT_GT(history.size(), 128u);
+  EXPECT_EQ(history.back(), 9'999);
+  EXPECT_LT(history.front(), 9'300);  // 9,744 if the oldest were dropped
+  EXPECT_TRUE(std::is_sorted(history.begin(), history.end()));
 }
 
 TEST(Options, LevelsNameTargetsAndCodecs) {

@@ -5,7 +5,6 @@
 #include <ATen/SavedTensorHooks.h>
 #include <ATen/SequenceNumber.h>
 #include <c10/core/Allocator.h>
-#include <c10/core/CachingDeviceAllocator.h>
 #include <c10/util/ThreadLocalDebugInfo.h>
 #include <fnmatch.h>
 #include <torch/csrc/autograd/graph_task.h>
@@ -16,6 +15,7 @@
 #include <utility>
 
 #include "torch/codec/reused_memory.h"
+#include "torch/device_memory.h"
 #include "torch/reads/demand.h"
 #include "torch/reads/recipes.h"
 
@@ -46,12 +46,9 @@ const Operator& unannounced() {
   return op;
 }
 
-// Bytes that torch has allocated on a device; none on a CPU, which does not count.
 std::optional<std::int64_t> allocated_bytes(const std::optional<at::Device>& device) {
-  if (!device || !device->is_cuda()) return std::nullopt;
-  constexpr auto kAll = static_cast<std::size_t>(c10::CachingAllocator::StatType::AGGREGATE);
-  const auto stats = c10::getDeviceAllocator(device->type())->getDeviceStats(device->index());
-  return stats.allocated_bytes[kAll].current;
+  const auto memory = device_memory(device);
+  return memory ? std::optional(memory->now) : std::nullopt;
 }
 
 void observe_copy(const at::Tensor& source, const at::Tensor& copy) {
@@ -164,7 +161,7 @@ Entry::Entry(std::shared_ptr<State> state)
     : state_(std::move(state)),
       outer_(current_entry),
       store_(options_now(*state_), state_->sites, state_->policy, state_->model.parameters,
-             state_->spare_memory, begin_trip(*state_)),
+             state_->spare_memory, begin_trip(*state_), state_->timeline),
       allocated_before_(allocated_bytes(state_->blocks.device)) {
   hook_installer().install();  // first, as it may raise
   hooks_ = at::SavedTensorDefaultHooks::get_tls_state().stack.size();
@@ -201,6 +198,7 @@ Entry::~Entry() {
     store_.send_references();
   } catch (const std::exception&) {  // they stay
   }
+  if (saved_something_) state_->timeline->end_block();
   if (allocations_) c10::ThreadLocalDebugInfo::_pop(c10::DebugInfoKind::PROFILER_STATE);
   if (saved_where_counted_ && allocated_before_) {
     const std::int64_t now =
@@ -250,6 +248,7 @@ void Entry::count_save(const at::Tensor& tensor) {
     saved_something_ = true;
     ++state_->blocks.steps;
     state_->blocks.grown_bytes.reset();
+    state_->timeline->begin(state_->blocks.steps);
   }
   saved_where_counted_ |= allocations_ || tensor.device() == state_->blocks.device;
   saved_bytes_ += saved_bytes(tensor);

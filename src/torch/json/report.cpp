@@ -20,11 +20,13 @@ Json row_as_json(const ReportRow& row) {
           {"offloaded_bytes", row.offloaded_bytes},
           {"duplicate_bytes", row.duplicate_bytes},
           {"kind", row.kind},
+          {"elements", row.elements},
           {"bits", row.bits},
           {"stored_bits", row.stored_bits},
           {"layout", row.layout},
           {"estimate", row.estimate},
           {"error", row.error},
+          {"sensitivity", row.sensitivity},
           {"reason", row.reason},
           {"recipe", row.recipe},
           {"source", row.source},
@@ -41,11 +43,81 @@ Json plan_as_json(const ReportPlan& plan) {
       {"raised", plan.raised},       {"kept", plan.kept}};
 }
 
+const char* phase_of(const ReportTimeline::Event& event) {
+  return event.backward ? "backward" : "forward";
+}
+
+Json site_as_json(const ReportTimeline::Event& event) {
+  return event.site < 0 ? Json() : Json(event.site);
+}
+
+Json phases_as_json(const std::vector<ReportTimeline::Event>& events) {
+  Json phases = Json::array();
+  for (std::size_t i = 0; i < events.size(); ++i)
+    if (i == 0 || events[i].backward != events[i - 1].backward)
+      phases.push_back({{"phase", phase_of(events[i])}, {"from", i}});
+  return phases;
+}
+
+Json peak_as_json(const ReportTimeline& timeline, std::size_t index, std::int64_t bytes) {
+  const ReportTimeline::Event& event = timeline.events[index];
+  return {{"event", index},
+          {"site", site_as_json(event)},
+          {"phase", phase_of(event)},
+          {"bytes", bytes}};
+}
+
+// By columns, as events are many.
+Json timeline_as_json(const ReportTimeline& timeline) {
+  const auto& events = timeline.events;
+  Json sites = Json::array(), plain = Json::array(), held = Json::array(), made = Json::array();
+  for (const ReportTimeline::Event& event : events) {
+    sites.push_back(site_as_json(event));
+    plain.push_back(event.plain_bytes);
+    held.push_back(event.held_bytes);
+    made.push_back(event.made_bytes);
+  }
+  const auto& folded = events[timeline.folded_peak];
+  return {
+      {"events_seen", timeline.events_seen},
+      {"carried",
+       {{"plain_bytes", timeline.carried_plain_bytes},
+        {"held_bytes", timeline.carried_held_bytes}}},
+      {"peak",
+       {{"plain",
+         peak_as_json(timeline, timeline.plain_peak, events[timeline.plain_peak].plain_bytes)},
+        {"held", peak_as_json(timeline, timeline.held_peak, events[timeline.held_peak].held_bytes)},
+        {"folded",
+         peak_as_json(timeline, timeline.folded_peak, folded.held_bytes + folded.made_bytes)}}},
+      {"phases", phases_as_json(events)},
+      {"site", sites},
+      {"plain_bytes", plain},
+      {"held_bytes", held},
+      {"made_bytes", made}};
+}
+
+Json history_as_json(const ReportHistory& history) {
+  Json plans = Json::array(), noise = Json::array();
+  for (const ReportHistory::Plan& plan : history.plans)
+    plans.push_back(
+        {{"step", plan.step},
+         {"held_bytes", plan.held_bytes},
+         {"mean_bits", plan.mean_bits},
+         {"error", plan.error},
+         {"uniform_error", plan.uniform_error},
+         {"gradient_energy", plan.gradient_energy ? Json(*plan.gradient_energy) : Json()}});
+  for (const ReportHistory::Noise& one : history.noise)
+    noise.push_back({{"step", one.step}, {"noise", one.ratio}});
+  return {{"plans", plans}, {"noise", noise}};
+}
+
 }  // namespace
 
 std::string Report::json() const {
   Json json;
+  json["format"] = kReportFormat;
   json["step"] = step;
+  json["folded"] = folded;
   json["saved_bytes"] = saved_bytes;
   json["unique_bytes"] = unique_bytes;
   json["held_bytes"] = held_bytes;
@@ -54,10 +126,13 @@ std::string Report::json() const {
   json["spared_bytes"] = spared_bytes;
   json["spared_ms"] = spared_ms;
   json["unseen_bytes"] = unseen_bytes ? Json(*unseen_bytes) : Json();
+  json["device_peak_bytes"] = device_peak_bytes ? Json(*device_peak_bytes) : Json();
   json["noise"] = noise ? Json(*noise) : Json();
   json["plan"] = plan ? plan_as_json(*plan) : Json();
   json["sites"] = Json::array();
   for (const ReportRow& row : rows) json["sites"].push_back(row_as_json(row));
+  json["history"] = history_as_json(history);
+  json["timeline"] = timeline ? timeline_as_json(*timeline) : Json();
   return json.dump(2);
 }
 

@@ -225,7 +225,7 @@ std::optional<Saved> Store::derive(Saving& saving, Tracked& tracked) {
   ledger.unique_bytes += saving.first ? static_cast<std::int64_t>(tensor.storage().nbytes()) : 0;
   const Effort& effort = made->effort();
   const std::int64_t instead = known ? 0 : effort.instead();
-  ledger.held_bytes += instead;
+  if (instead > 0) made->charge(hold_bytes(saving, instead));
   describe(ledger, Kind::kDerived, effort.rounded ? effort.bits : 0, "made again", instead);
   note_recipe(ledger, *made, saving.bytes);
   note_spared(saving, *value, effort, instead);

@@ -111,6 +111,9 @@ class Derived {
   Derived(const Derived&) = delete;
   Derived& operator=(const Derived&) = delete;
 
+  // What references among its sources take of the memory that is held.
+  void charge(Charge charge) { charge_ = std::move(charge); }
+
   // The result is saved itself: its memory serves while it is alive, and a reader is expected.
   void save(const c10::Storage& storage);
 
@@ -185,6 +188,7 @@ class Derived {
   int expected_ = 0;  // readers
   std::optional<c10::Storage> kept_;
   std::optional<c10::Stream> kept_on_;
+  Charge charge_;
 };
 
 // The result of a recipe on these sources. `rounded`: some of them are.

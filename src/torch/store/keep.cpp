@@ -51,11 +51,12 @@ Saved Store::pass(Saving& saving, Kind kind, const char* reason) {
   Ledger& ledger = book(saving);
   const bool counted = kind != Kind::kParameter;
   ledger.unique_bytes += counted ? saving.bytes : 0;
-  ledger.held_bytes += counted ? saving.bytes : 0;
   describe(ledger, kind, 0, reason, saving.bytes);
   // A result would form a cycle with the node that saves it, so it is kept without its history.
-  return saved(saving, {}, saving.tensor.is_leaf() ? saving.tensor : saving.tensor.tensor_data(),
-               false);
+  Saved passed = saved(
+      saving, {}, saving.tensor.is_leaf() ? saving.tensor : saving.tensor.tensor_data(), false);
+  if (counted) passed.charge(hold_bytes(saving, saving.bytes));
+  return passed;
 }
 
 Saved Store::keep_geometry(Saving& saving) {
@@ -81,7 +82,7 @@ Saved Store::hold(Saving& saving, Tracked& tracked, Kind kind, const char* reaso
   // The first that needs it in any case holds it, also where an earlier save took it for alive.
   const bool holds = kind != Kind::kAlive && hold->pin();
   if (holds) {
-    ledger.held_bytes += storage_bytes;
+    hold->charge(hold_bytes(saving, storage_bytes));
     offer(hold, saving.site, &tracked);
   }
   if (known) ledger.duplicate_bytes += saving.bytes;
@@ -109,11 +110,11 @@ Saved Store::hold_part(Saving& saving, Tracked& tracked, const char* reason) {
   }
   const at::Tensor copy = without_gaps(tensor);
   const auto hold = std::make_shared<Hold>(copy.storage(), version, nullptr);
+  const auto bytes = static_cast<std::int64_t>(copy.nbytes());
   hold->pin();
+  hold->charge(hold_bytes(saving, bytes));
   offer(hold, saving.site, nullptr);
   tracked.parts.push_back({original, view_in_copy(tensor, copy), hold});
-  const auto bytes = static_cast<std::int64_t>(copy.nbytes());
-  ledger.held_bytes += bytes;
   describe(ledger, Kind::kRaw, 0, reason, bytes);
   return saved(saving, tracked.parts.back().view, hold, false);
 }
@@ -200,7 +201,7 @@ Saved Store::pack(Saving& saving, Tracked& tracked, const Treatment& treatment, 
 
   Ledger& ledger = book(saving);
   ledger.unique_bytes += saving.first ? static_cast<std::int64_t>(tensor.storage().nbytes()) : 0;
-  ledger.held_bytes += bytes;
+  packet->charge(hold_bytes(saving, bytes));
   ledger.elements += count;
   describe(ledger, treatment.kind, code_bits(format), treatment.reason, bytes,
            saving.width.choice.value_or(Choice{}).grouping);

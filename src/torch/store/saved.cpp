@@ -21,6 +21,15 @@ bool has_hooks(torch::autograd::Node& node) {
          !node.retains_grad_hooks().empty() || !node.post_hooks().empty();
 }
 
+// Bytes that were allocated for the reader: by a packet or a recipe, which may keep it for the next
+// reader, unless the memory is the program's own.
+std::int64_t made_for_reader(const at::Tensor& tensor, const Saved::Kept& kept) {
+  if (!tensor.has_storage()) return 0;
+  const bool derived = std::holds_alternative<std::shared_ptr<Derived>>(kept);
+  const bool alive = tensor.storage().use_count() > (derived ? 2u : 1u);
+  return alive ? 0 : static_cast<std::int64_t>(tensor.storage().nbytes());
+}
+
 // An operation in place on a view has its backward inside the node that puts the view back into its
 // base, and only that one is ever the current node.
 const torch::autograd::Node& reader_in(const torch::autograd::Node& node) {
@@ -115,6 +124,7 @@ at::Tensor Saved::unpack() {
     at::Tensor operator()(const std::shared_ptr<Reader>& reader) const { return reader->read(); }
   };
   at::Tensor tensor = std::visit(Restore{*this}, kept_);
+  if (plain_) plain_->timeline().read(site_, made_for_reader(tensor, kept_));
   const bool makes = std::holds_alternative<std::shared_ptr<SharedPacket>>(kept_) ||
                      std::holds_alternative<std::shared_ptr<Derived>>(kept_);
   if (makes && !stand_in_ && node_.reads_for_the_last_time()) {

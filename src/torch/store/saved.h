@@ -71,6 +71,11 @@ class Saved {
   // peak is lower by one packet. Whoever asks during that work is given what the node was.
   at::Tensor unpack();
 
+  // What autograd alone would keep of the same storage, and what is held beside the objects that
+  // readers share.
+  void charge(std::shared_ptr<const Charge> plain) { plain_ = std::move(plain); }
+  void charge(Charge held) { held_ = std::move(held); }
+
   // From now on something may stand in, and nothing is let go before its node is.
   void stand_in(std::shared_ptr<StandIn> stand_in) { stand_in_ = std::move(stand_in); }
 
@@ -95,6 +100,8 @@ class Saved {
   std::optional<Given> given_;  // once a packet was let go
   const Rule* const rule_;
   std::shared_ptr<StandIn> stand_in_;
+  std::shared_ptr<const Charge> plain_;
+  Charge held_;
 };
 
 }  // namespace backfold::torch_layer

@@ -103,7 +103,9 @@ void SharedPacket::leave(Passage passage) {
 
 void SharedPacket::depart(const Passage& passage) {
   parcel_ = passage.send(payload_, stream_);
-  if (parcel_) payload_.reset();
+  if (!parcel_) return;
+  payload_.reset();
+  charge_.end();
 }
 
 SharedPacket::~SharedPacket() {
@@ -204,7 +206,10 @@ bool Hold::leave(const Passage& passage) {
   const std::lock_guard lock(mutex_);
   if (storage_.use_count() > 1) return false;
   parcel_ = passage.send(bytes_in(storage_), stream_);
-  if (parcel_) storage_ = {};
+  if (parcel_) {
+    storage_ = {};
+    charge_.end();
+  }
   return true;
 }
 

@@ -27,6 +27,7 @@
 #include "torch/store/counter.h"
 #include "torch/store/geometry.h"
 #include "torch/streams.h"
+#include "torch/timeline.h"
 
 namespace backfold::torch_layer {
 
@@ -117,6 +118,9 @@ class SharedPacket {
   // are.
   const NormRows* rows() const { return rows_ ? &*rows_ : nullptr; }
 
+  // What it takes of the memory that is held, until it leaves its device or goes.
+  void charge(Charge charge) { charge_ = std::move(charge); }
+
   // This packet was made for a reader of signs; when it goes, its site learns whether another node
   // also read values.
   void learn_sign() { learns_sign_ = true; }
@@ -160,6 +164,7 @@ class SharedPacket {
   std::mutex mutex_;
   bool judged_ = false, overwritten_ = false;
   DecodedOnce decoded_;
+  Charge charge_;
 };
 
 // A storage held by reference. One Hold serves all saves of a storage in an entry, so that a use
@@ -175,6 +180,8 @@ class Hold {
 
   // A reader needs it in any case. True for the first.
   bool pin() { return !pinned_.exchange(true); }
+  // As of a packet.
+  void charge(Charge charge) { charge_ = std::move(charge); }
   c10::Storage storage();
   std::uint32_t version() const { return version_; }
   bool alive_elsewhere() const;
@@ -189,6 +196,7 @@ class Hold {
   mutable std::mutex mutex_;
   c10::Storage storage_;  // null while it is a parcel
   std::shared_ptr<Parcel> parcel_;
+  Charge charge_;
 };
 
 // A copy of a parameter in another type, made again when it is read.

@@ -23,11 +23,13 @@ constexpr std::size_t kOfferedLookedAt = 8;
 void recognise_parameters_by(ParameterTest test) { is_parameter_by_class = test; }
 
 Store::Store(const StoreOptions& options, std::shared_ptr<SiteTable> sites, Policy& policy,
-             const std::vector<Parameter>& parameters, SpareMemory& memory, Offload offload)
+             const std::vector<Parameter>& parameters, SpareMemory& memory, Offload offload,
+             std::shared_ptr<Timeline> timeline)
     : options_(options),
       sites_(std::move(sites)),
       policy_(policy),
       offload_(std::move(offload)),
+      timeline_(std::move(timeline)),
       memory_(memory) {
   parameters_.reserve(parameters.size());
   storages_.reserve(sites_->sites().size() + parameters.size());
@@ -90,6 +92,23 @@ Ledger& Store::book(Saving& saving) {
   return ledger;
 }
 
+Charge Store::hold_bytes(Saving& saving, std::int64_t bytes) {
+  saving.site.ledger.held_bytes += bytes;
+  return {timeline_, saving.site, Timeline::Curve::kHeld, bytes};
+}
+
+void Store::charge_plain(Saved& saved, const Saving& saving, std::int64_t bytes) {
+  Tracked* tracked = saving.tensor.has_storage() ? known(saving.tensor) : nullptr;
+  std::shared_ptr<const Charge> plain;
+  if (bytes > 0) {
+    plain = std::make_shared<Charge>(timeline_, saving.site, Timeline::Curve::kPlain, bytes);
+    if (tracked) tracked->plain = plain;
+  } else if (tracked) {
+    plain = tracked->plain.lock();
+  }
+  saved.charge(std::move(plain));
+}
+
 Saved Store::saved(Saving& saving, View view, Saved::Kept kept, bool for_reader_only) {
   return Saved(saving.tensor, saving.site, sites_, std::move(view), std::move(kept),
                for_reader_only ? saving.demand.rule : nullptr);
@@ -99,13 +118,23 @@ Saved Store::save(const at::Tensor& tensor, Site& site, const Demand& demand, st
                   const char* obstacle, bool tanh) {
   const at::AutoGradMode no_grad(false);
   send_offered(kOfferedLookedAt);
-  const char* why = obstacle ? obstacle : obstacle_in(tensor);
-  const std::int64_t bytes = saved_bytes(tensor);
-  Saving saving{tensor, site, demand, step, bytes};
+  Saving saving{tensor, site, demand, step, saved_bytes(tensor)};
+  const std::int64_t before = ledger_of(site, step).unique_bytes;
+  Saved saved = keep(saving, obstacle ? obstacle : obstacle_in(tensor), tanh);
+  charge_plain(saved, saving, site.ledger.unique_bytes - before);
+  timeline_->saved(site);
+  return saved;
+}
+
+Saved Store::keep(Saving& saving, const char* why_not, bool tanh) {
+  const at::Tensor& tensor = saving.tensor;
+  Site& site = saving.site;
+  const Demand& demand = saving.demand;
+  const std::int64_t bytes = saving.bytes;
   saving.width = width_of(site, demand, bytes, options_);
   if (is_parameter(tensor))
     return pass(saving, Kind::kParameter, "it is alive as long as the model");
-  if (why) return pass(saving, Kind::kPassed, why);
+  if (why_not) return pass(saving, Kind::kPassed, why_not);
 
   Tracked& tracked = track(tensor);
   saving.first = !tracked.site;
@@ -158,7 +187,7 @@ Saved Store::save(const at::Tensor& tensor, Site& site, const Demand& demand, st
                       : hold(saving, tracked, treatment.kind, treatment.reason);
     if (treatment.by_choice || (options_.adaptive && demand.reads == Reads::kStart)) {
       site.root = nullptr;
-      site.last_step = step;
+      site.last_step = saving.step;
       count_packet(site.ledger.lossy, tensor, tensor.numel());
     }
     return held;

@@ -66,7 +66,8 @@ class Store {
  public:
   // Storages of `parameters` are never packed. The policy and the memory belong to the caller.
   Store(const StoreOptions& options, std::shared_ptr<SiteTable> sites, Policy& policy,
-        const std::vector<Parameter>& parameters, SpareMemory& memory, Offload offload);
+        const std::vector<Parameter>& parameters, SpareMemory& memory, Offload offload,
+        std::shared_ptr<Timeline> timeline);
 
   // The landmark that a tensor is, or is a view or low-precision copy of; 0 for other tensors.
   std::uint32_t landmark_of(const at::Tensor& tensor) const;
@@ -116,6 +117,7 @@ class Store {
  private:
   struct Saving;
 
+  Saved keep(Saving& saving, const char* why_not, bool tanh);
   struct Known {
     std::uint32_t landmark = 0;
     bool buffer = false;
@@ -157,6 +159,10 @@ class Store {
   void send_offered(std::size_t most);
   // The ledger of the step, with this save counted in it: once for each save.
   Ledger& book(Saving& saving);
+  // Bytes that a save holds from now on, for the ledger and for what keeps them.
+  Charge hold_bytes(Saving& saving, std::int64_t bytes);
+  // Bytes that autograd alone would have kept for the save, and nothing for those before it.
+  void charge_plain(Saved& saved, const Saving& saving, std::int64_t bytes);
   Saved saved(Saving& saving, View view, Saved::Kept kept, bool for_reader_only);
 
   // What a reader asks of the sources of a derived tensor.
@@ -185,6 +191,7 @@ class Store {
   const std::shared_ptr<SiteTable> sites_;
   Policy& policy_;
   const Offload offload_;
+  const std::shared_ptr<Timeline> timeline_;
   struct Offered {
     std::weak_ptr<Hold> hold;
     Site* site = nullptr;

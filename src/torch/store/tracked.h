@@ -82,6 +82,7 @@ struct Tracked {
   std::uint32_t copy_version = 0;
   std::uint32_t copy_landmark = 0;
   Site* site = nullptr;  // of the first save
+  std::weak_ptr<const Charge> plain;
 };
 
 inline bool Value::is_current() const { return home->value == this; }
