@@ -8,9 +8,13 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace backfold {
+
+// Of the JSON of a report. Grows by one when a field that is read changes its meaning or goes.
+inline constexpr std::int64_t kReportVersion = 1;
 
 // One place that saves tensors. Sizes are in bytes.
 struct ReportRow {
@@ -80,6 +84,9 @@ struct Report {
 
   // Everything, place by place, largest first, in bytes; null for numbers that are not finite.
   std::string json() const;
+
+  // A report from what json() wrote. Raises ValueError if it is not that, or of another version.
+  static Report from_json(std::string_view text);
 };
 
 }  // namespace backfold
