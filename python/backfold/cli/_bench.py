@@ -16,6 +16,7 @@ from backfold.cli._output import (
     print_json,
     progress,
     table,
+    threads,
 )
 
 STEPS = {"cpu": 40, "cuda": 150}
@@ -29,9 +30,9 @@ def bench(device: str | None, quick: bool, as_json: bool) -> None:
     """Measure this machine: codecs against a copy, and one small training.
 
     Takes half a minute on an idle CPU with two cores. Each codec packs and unpacks a tensor of
-    random numbers; a copy of the same tensor says what the memory allows. A transformer of two
-    layers is trained plain, folded exactly and with 4 bits, from the same parameters and on the
-    same batches.
+    random numbers; a copy of the same tensor to new memory says what the machine allows. A
+    transformer of two layers is trained plain, folded exactly and with 4 bits, from the same
+    parameters and on the same batches.
 
     \b
     Examples:
@@ -83,7 +84,7 @@ def _device(given: str | None) -> torch.device:
 def _name(device: torch.device) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    return f"CPU, {torch.get_num_threads()} threads"
+    return f"CPU, {threads()}"
 
 
 def _target(device: torch.device) -> str:

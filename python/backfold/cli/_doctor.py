@@ -15,7 +15,15 @@ import torch
 from backfold import _C, _build_info
 from backfold._torch_version import release
 from backfold.cli import _self_test
-from backfold.cli._output import console, json_option, mebibytes, print_json, progress, table
+from backfold.cli._output import (
+    console,
+    json_option,
+    mebibytes,
+    print_json,
+    progress,
+    table,
+    threads,
+)
 
 OPTIONAL = ("triton", "transformers", "lightning", "torch-geometric")
 
@@ -34,7 +42,7 @@ def versions() -> dict[str, str | None]:
         "torch": torch.__version__,
         "cuda_of_torch": torch.version.cuda,
         "python": platform.python_version(),
-        "system": f"{platform.system()} {platform.release()}, {platform.machine()}",
+        "system": f"{platform.system()}, {platform.machine()}",
         **{name: _version(name) for name in OPTIONAL},
     }
 
@@ -49,9 +57,7 @@ def torch_support() -> tuple[bool, str]:
 
 def devices() -> list[dict[str, Any]]:
     name = platform.processor() or platform.machine()
-    found: list[dict[str, Any]] = [
-        {"device": "cpu", "name": name, "what": f"{torch.get_num_threads()} threads"}
-    ]
+    found: list[dict[str, Any]] = [{"device": "cpu", "name": name, "what": threads()}]
     for index in range(torch.cuda.device_count()):
         properties = torch.cuda.get_device_properties(index)
         capability = f"compute capability {properties.major}.{properties.minor}"

@@ -140,10 +140,10 @@ def _show_remedies(out: Console, outcomes: list[Outcome]) -> None:
     out.print(listed)
     out.print(
         "held: between forward and backward, without what is alive anyway. peak: the most "
-        "allocated at any point, beyond what was before. ms: median. gradient error: norm of the "
-        "difference from the plain gradient / its norm, in one step.",
+        "allocated at any point, beyond what was before. ms: the best of some. gradient "
+        "error: norm of the difference from the plain gradient / its norm, in one step.",
         soft_wrap=True,
     )
-    for outcome in outcomes:
-        for note in outcome.notes:
-            out.print(f"{outcome.remedy.name}: {note}", soft_wrap=True)
+    for note in dict.fromkeys(note for outcome in outcomes for note in outcome.notes):
+        names = [outcome.remedy.name for outcome in outcomes if note in outcome.notes]
+        out.print(f"{'; '.join(names)}: {note}", soft_wrap=True)

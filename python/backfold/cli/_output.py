@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import click
+import torch
 from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -49,12 +50,18 @@ def progress() -> Progress:
 
 def table(title: str, *columns: str, right: Sequence[str] = ()) -> Table:
     """An empty table; the columns named in `right` hold numbers."""
-    made = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
-    for column in columns:
-        if column in right:
-            made.add_column(column, justify="right", no_wrap=True)
-        else:
-            made.add_column(column, overflow="fold")
+    made = Table(
+        title=title,
+        title_justify="left",
+        title_style="bold",
+        box=box.SIMPLE_HEAD,
+        show_header=any(columns),
+    )
+    for index, column in enumerate(columns):
+        justify = "right" if column in right else "left"
+        # What a row is about and numbers stay on one line.
+        whole = index == 0 or column in right
+        made.add_column(column, justify=justify, no_wrap=whole, overflow="fold")
     return made
 
 
@@ -77,3 +84,9 @@ def milliseconds(seconds: float) -> str:
     ('12.3', '2,500')
     """
     return f"{seconds * 1e3:,.0f}" if seconds >= 1 else f"{seconds * 1e3:.3g}"
+
+
+def threads() -> str:
+    """How many threads torch uses on the CPU."""
+    count = torch.get_num_threads()
+    return f"{count} thread{'s' if count > 1 else ''}"

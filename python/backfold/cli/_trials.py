@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import math
-import statistics
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
@@ -62,7 +61,7 @@ class Outcome:
     held_bytes: int | None = None
     offloaded_bytes: int = 0
     peak_bytes: int | None = None
-    seconds: float | None = None  # of forward and backward, median
+    seconds: float | None = None  # of forward and backward, the best of some
     gradient_error: float | None = None  # norm of the difference / norm of the plain gradient
     failed: str = ""
     notes: list[str] = field(default_factory=list)
@@ -164,7 +163,7 @@ def try_remedies(recorded: Pass, tell: Callable[[str], None]) -> list[Outcome]:
             for trial in trials:
                 seconds[id(trial)].append(trial.timed_step())
     for trial in trials:
-        trial.outcome.seconds = statistics.median(seconds[id(trial)])
+        trial.outcome.seconds = min(seconds[id(trial)])
         _free_what_is_alive(trial.outcome, trials[0].outcome)
     return outcomes
 
@@ -206,7 +205,8 @@ def _attempt(
         lines = str(error).strip().splitlines() or [""]
         return Outcome(remedy, how, failed=f"{type(error).__name__}: {lines[0]}"), None, []
     trial.outcome.how = how
-    ours = [str(one.message) for one in warned if str(one.message).startswith("backfold")]
+    messages = (str(one.message).partition(" (Triggered internally")[0] for one in warned)
+    ours = [message for message in messages if message.startswith("backfold")]
     trial.outcome.notes = list(dict.fromkeys(ours))
     return trial.outcome, trial, gradients
 
