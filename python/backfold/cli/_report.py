@@ -51,7 +51,10 @@ def report(file: pathlib.Path, html: pathlib.Path | None, rows: int, as_json: bo
         click.echo(found.text(rows))
     else:
         # The file may hold more than this version's Report reads.
-        page = importlib.import_module("backfold._page").render(json.loads(text))
+        try:
+            page = importlib.import_module("backfold._page").render(json.loads(text))
+        except ImportError as error:  # of what charts need
+            raise click.ClickException(str(error)) from None
         try:
             html.write_text(page, encoding="utf-8")
         except OSError as error:

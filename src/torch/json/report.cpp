@@ -97,7 +97,7 @@ ReportPlan plan_from_json(const Fields& fields) {
 
 std::string Report::json() const {
   Json json;
-  json["version"] = kReportVersion;
+  json["format"] = kReportVersion;
   json["step"] = step;
   json["folded"] = folded;
   json["saved_bytes"] = saved_bytes;
@@ -118,9 +118,9 @@ std::string Report::json() const {
 Report Report::from_json(std::string_view text) {
   const Json json = torch_layer::parse_object(text, kReport);
   const Fields fields{json, kReport};
-  const auto version = fields.get<std::int64_t>("version");
-  TORCH_CHECK_VALUE(version == kReportVersion, "report must be of version ", kReportVersion,
-                    ", which this Backfold reads, got version ", version);
+  const auto format = fields.get<std::int64_t>("format");
+  TORCH_CHECK_VALUE(format == kReportVersion, "report must be of format ", kReportVersion,
+                    ", which this version of Backfold reads, got format ", format);
   Report report;
   report.step = fields.get<std::int64_t>("step");
   report.folded = fields.get<bool>("folded");
