@@ -87,6 +87,7 @@ add_library(backfold_torch SHARED
   src/torch/codec/coding.cpp
   src/torch/codec/finish.cpp
   src/torch/codec/grouping.cpp
+  src/torch/codec/host_target.cpp
   src/torch/codec/policy.cpp
   src/torch/codec/project.cpp
   src/torch/codec/reused_memory.cpp

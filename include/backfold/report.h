@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace backfold {
@@ -96,8 +97,8 @@ struct ReportHistory {
   std::vector<Noise> noise;
 };
 
-// The version of what Report::json() writes.
-inline constexpr int kReportFormat = 1;
+// Of the JSON of a report. Grows by one when a field that is read changes its meaning or goes.
+inline constexpr std::int64_t kReportFormat = 1;
 
 struct Report {
   std::int64_t step = 0;
@@ -125,6 +126,10 @@ struct Report {
 
   // Everything, place by place, largest first, in bytes; null for numbers that are not finite.
   std::string json() const;
+
+  // A report from what json() wrote, without timeline and history: what text() shows. Raises
+  // ValueError if it is not that, or of another format.
+  static Report from_json(std::string_view text);
 };
 
 }  // namespace backfold

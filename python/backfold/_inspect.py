@@ -14,6 +14,40 @@ from backfold._module_hooks import cuda_device, module_hooks
 from backfold._report import Report
 
 
+class Observer:
+    """A block whose saved tensors are counted and left as they are.
+
+    >>> observer = Observer()
+    >>> with observer:
+    ...     loss = torch.randn(8, 8, requires_grad=True).exp().sum()
+    >>> observer.report().to_dict()["saved_bytes"]
+    256
+    """
+
+    def __init__(self, model: torch.nn.Module | None = None) -> None:
+        self._core = _C.Controller({"bits": None, "min_bytes": 0}, observe_only=True)
+        if model is not None:
+            self.name(model)
+
+    def name(self, model: torch.nn.Module) -> None:
+        """From the next block on, the paths of this model name places."""
+        modules = [(module, path, False, 0) for path, module in model.named_modules()]
+        self._core.list_model(modules, named_tensors(model))
+
+    def __enter__(self) -> Observer:
+        self._core.enter(cuda_device())
+        module_hooks.open()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._core.exit()
+        module_hooks.close()
+
+    def report(self) -> Report:
+        """Of the last block. What stays alive anyway is known once its backward has run."""
+        return Report(self._core.report())
+
+
 def inspect(fn: Callable[[], Any], model: torch.nn.Module | None = None) -> Report:
     """What is using my memory? Runs `fn` and reports what autograd keeps for backward.
 
@@ -27,17 +61,9 @@ def inspect(fn: Callable[[], Any], model: torch.nn.Module | None = None) -> Repo
     """
     if not callable(fn):
         raise TypeError(f"fn must be callable, got {type(fn).__name__}")
-    core = _C.Controller({"bits": None, "min_bytes": 0}, observe_only=True)
-    if model is not None:
-        modules = [(module, path, False, 0) for path, module in model.named_modules()]
-        core.list_model(modules, named_tensors(model))
-    core.enter(cuda_device())
-    module_hooks.open()
-    try:
+    observer = Observer(model)
+    with observer:
         result = fn()
-    finally:
-        core.exit()
-        module_hooks.close()
-    report = Report(core.report())
+    report = observer.report()
     del result
     return report

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -176,6 +176,23 @@ class ModelCall:
         Gradients of `leaves` are computed and dropped, without touching `.grad` or hooks on its
         accumulation. Gradients that arrive from now on are not recorded.
         """
+        self.prepare()
+
+        def run() -> None:
+            with self.unwritten():
+                self.rewind()
+                outputs = self.forward()
+                returned = {i: one.detach() for i, one in zip(self._sent, outputs, strict=True)}
+                self._returned = self._returned[1], returned
+                found = self.backward(outputs)
+            self._energies = energy_of(found), energy_of(self._sent.values())
+
+        return run
+
+    # The parts of a run, for callers that time them or put something around one.
+
+    def prepare(self) -> None:
+        """Ends the recording, so that runs can begin."""
         if not self.ready:
             raise RuntimeError(f"the call of the model cannot be run again: {self.reason}")
         self._stop_listening()
@@ -188,20 +205,24 @@ class ModelCall:
             for parameter in self._model.parameters()
             if self._reentrant and parameter.requires_grad
         }
-        gradients = {
+        self._sent = {
             index: gradient if gradient.dim() > 0 else gradient * weight
             for index, gradient in self._gradients.items()
         }
 
-        def run() -> None:
-            writes = Writes(self._state.tensors)
-            try:
-                with writes.undone(), self._with_own_parameters():
-                    self._run(gradients)
-            finally:
-                self.left_changed.update(dict.fromkeys(writes.unseen))
+    @contextmanager
+    def unwritten(self) -> Iterator[None]:
+        """A block for one run, inside untouched(), after which what it wrote to is restored."""
+        writes = Writes(self._state.tensors)
+        try:
+            with writes.undone(), self._with_own_parameters():
+                yield
+        finally:
+            self.left_changed.update(dict.fromkeys(writes.unseen))
 
-        return run
+    def rewind(self) -> None:
+        """Restores buffers, attributes and generators as they were before the recorded call."""
+        self._state.restore()
 
     @contextmanager
     def _with_own_parameters(self) -> Iterator[None]:
@@ -221,22 +242,42 @@ class ModelCall:
             for leaf in (*self._own.values(), *(self.input_leaves if self._own else ())):
                 leaf.grad = None
 
-    def _run(self, gradients: Mapping[int, torch.Tensor]) -> None:
-        outputs = self._forward(gradients)
-        returned = {i: one.detach() for i, one in zip(gradients, outputs, strict=True)}
-        self._returned = self._returned[1], returned
+    def forward(self, batch: list[torch.Tensor] | None = None) -> list[torch.Tensor]:
+        """Calls the model, and returns the outputs at which gradients arrived.
+
+        `batch`, if given, receives the arguments without a gradient: a program has them for longer
+        than the call.
+        """
+        try:
+            with torch.enable_grad(), self._autocast.on():
+                args, kwargs = self._arguments.copies()
+                if batch is not None:
+                    given = tensors_in((args, kwargs))
+                    batch += [tensor for tensor in given if not tensor.requires_grad]
+                found = tensors_in(self._model(*args, **kwargs))
+            for index, like in self._sent.items():
+                if index >= len(found) or found[index].shape != like.shape:
+                    raise RuntimeError("the model returned other tensors when run again")
+            return [found[index] for index in self._sent]
+        except torch.OutOfMemoryError:
+            raise
+        except Exception:
+            if self.share < 1:
+                record_whole(self._model)
+            raise
+
+    def backward(self, outputs: list[torch.Tensor]) -> Sequence[torch.Tensor | None]:
+        """The gradients of `leaves`, from those that arrived at the outputs."""
+        sent = tuple(self._sent.values())
         if len(outputs) > 1:
             # The gradient at an output already includes that of outputs computed from it.
-            for output, gradient in zip(outputs, gradients.values(), strict=True):
+            for output, gradient in zip(outputs, sent, strict=True):
                 output.register_hook(lambda _, arrived=gradient: arrived)
-        sent = tuple(gradients.values())
         with torch.enable_grad(), self._autocast.off():
             if self._own:
                 torch.autograd.backward(outputs, sent)
-                found = [leaf.grad for leaf in self.leaves]
-            else:
-                found = torch.autograd.grad(outputs, self.leaves, sent, allow_unused=True)
-        self._energies = energy_of(found), energy_of(sent)
+                return [leaf.grad for leaf in self.leaves]
+            return torch.autograd.grad(outputs, self.leaves, sent, allow_unused=True)
 
     @contextmanager
     def untouched(self) -> Iterator[None]:
@@ -257,23 +298,6 @@ class ModelCall:
                     if parameter.grad is not gradient:
                         parameter.grad = gradient
 
-    def _forward(self, gradients: Mapping[int, torch.Tensor]) -> list[torch.Tensor]:
-        self._state.restore()
-        try:
-            with torch.enable_grad(), self._autocast.on():
-                args, kwargs = self._arguments.copies()
-                found = tensors_in(self._model(*args, **kwargs))
-            for index, like in gradients.items():
-                if index >= len(found) or found[index].shape != like.shape:
-                    raise RuntimeError("the model returned other tensors when run again")
-            return [found[index] for index in gradients]
-        except torch.OutOfMemoryError:
-            raise
-        except Exception:
-            if self.share < 1:
-                record_whole(self._model)
-            raise
-
     def _forget(self, obstacle: str) -> None:
         self._stop_listening()
         self._obstacle = obstacle
@@ -281,6 +305,7 @@ class ModelCall:
         self._devices: set[torch.device] = set()
         self._kept_rows: int | None = None
         self._gradients: dict[int, torch.Tensor] = {}
+        self._sent: dict[int, torch.Tensor] = {}  # those that runs begin their backward with
         self.left_changed: dict[str, None] = {}
         self._outputs: list[int] = []  # indices of the outputs with a gradient
         self._task: int | None = None  # the backward that the gradients came from
@@ -289,6 +314,15 @@ class ModelCall:
         self._reentrant = False  # it uses checkpoints that are
         self._own: dict[int, torch.nn.Parameter] = {}  # by the parameter's id
         self.share = 1.0
+
+    def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Records the arguments of a call that begins now."""
+        self._attempt(self._begin, args, kwargs)
+
+    def end(self, result: object) -> None:
+        """Records what the call returned; None if it raised."""
+        if self._arguments is not None:
+            self._attempt(self._end, result)
 
     def _attempt(self, record: Callable[..., None], *given: Any) -> None:
         try:
@@ -405,14 +439,14 @@ class Recorder:
             self._handles.pop().remove()
         if self._records:  # the block ends inside the call
             self._records = False
-            self.call._attempt(self.call._end, None)
+            self.call.end(None)
 
     def _begins(self, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict) -> None:
         if torch.compiler.is_compiling():
             return
         self._depth += 1
         if self._depth == 1 and self.call._arguments is None and torch.is_grad_enabled():
-            self.call._attempt(self.call._begin, args, kwargs)
+            self.call.begin(args, kwargs)
             self._records = self.call._arguments is not None
 
     def _ends(self, model: torch.nn.Module, args: tuple[Any, ...], result: object) -> None:
@@ -421,4 +455,4 @@ class Recorder:
         self._depth = max(self._depth - 1, 0)
         if self._depth == 0 and self._records:
             self._records = False
-            self.call._attempt(self.call._end, result)
+            self.call.end(result)

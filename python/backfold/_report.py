@@ -21,6 +21,16 @@ class Report:
     def __init__(self, core: _C.Report) -> None:
         self._core = core
 
+    @staticmethod
+    def from_json(text: str) -> Report:
+        """The report that `to_json` wrote. Raises ValueError for anything else.
+
+        >>> report = Report.from_json(Report(_C.Controller({}).report()).to_json())
+        >>> report
+        Report(step 0: 0 bytes saved, 0 held, 0 sites)
+        """
+        return Report(_C.Report.from_json(text))
+
     def text(self, rows: int = 30) -> str:
         """A table that fits a terminal, with the `rows` largest lines, or all for 0."""
         return self._core.text(rows)

@@ -16,6 +16,7 @@
 #include "python/hooks.h"
 #include "python/options.h"
 #include "torch/codec/codec.h"
+#include "torch/codec/host_target.h"
 #include "torch/packet.h"
 
 namespace backfold {
@@ -27,6 +28,13 @@ using torch_layer::PackOptions;
 
 PYBIND11_MODULE(_C, module) {
   module.def("built_with_cuda", &built_with_cuda);
+  module.def("simd_targets", [] {
+    const auto names = simd_targets();
+    return std::vector<std::string_view>(names.begin(), names.end());
+  });
+  module.def("usual_host_target", &torch_layer::usual_host_target);
+  module.def("use_host_target", &torch_layer::use_host_target);
+  module.def("host_target_that_ran", &torch_layer::host_target_that_ran);
   module.def(
       "make_plan",
       [](const std::vector<std::vector<std::pair<std::int64_t, double>>>& sites,

@@ -313,7 +313,10 @@ void add_controller(py::module_& module) {
     if (found == modules.end()) return std::nullopt;
     return entry->state().sites->path(found->second).name;
   });
-  py::class_<Report>(module, "Report").def("text", &Report::text).def("json", &Report::json);
+  py::class_<Report>(module, "Report")
+      .def_static("from_json", &Report::from_json)
+      .def("text", &Report::text)
+      .def("json", &Report::json);
   using torch_layer::Originals;
   py::class_<Originals, std::shared_ptr<Originals>>(module, "Originals")
       .def(py::init<const std::vector<at::Tensor>&>())

@@ -318,3 +318,21 @@ def test_a_report_before_the_first_step_is_empty():
     report = backfold.Controller().report()
     assert report.to_dict()["sites"] == [] and report.to_dict()["step"] == 0
     assert "step 0" in str(report)
+
+
+def test_inspect_sees_functions_and_compiled_graphs(device):
+    class Square(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            return x * x
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return 2 * ctx.saved_tensors[0] * gradient
+
+    x = torch.randn(64, 64, device=device, requires_grad=True)
+    compiled = torch.compile(lambda x: x.sin().exp(), backend="aot_eager")
+    # torch asks whoever counts allocations for a profiler's settings when a Function is applied.
+    report = backfold.inspect(lambda: (compiled(x), Square.apply(x * 2)))
+    assert {"CompiledFunction", "Square"} <= {site["op"] for site in report.to_dict()["sites"]}

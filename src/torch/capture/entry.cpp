@@ -8,6 +8,7 @@
 #include <c10/util/ThreadLocalDebugInfo.h>
 #include <fnmatch.h>
 #include <torch/csrc/autograd/graph_task.h>
+#include <torch/csrc/profiler/orchestration/observer.h>
 
 #include <algorithm>
 #include <cstring>
@@ -141,9 +142,17 @@ void observe_end(const RunningCall& call, c10::ArrayRef<c10::IValue> results) {
 
 }  // namespace
 
-// What the CPU allocator gives and takes back on one thread, which it tells profilers.
-class AllocationCount : public c10::MemoryReportingInfoBase {
+namespace profiler = torch::profiler::impl;
+
+// What the CPU allocator gives and takes back on one thread, which it tells profilers. torch takes
+// whatever stands in for a profiler to be of this base class, and reads its settings.
+class AllocationCount : public profiler::ProfilerStateBase {
  public:
+  AllocationCount()
+      : ProfilerStateBase(profiler::ProfilerConfig(profiler::ProfilerState::Disabled)) {}
+  profiler::ActiveProfilerType profilerType() override {
+    return profiler::ActiveProfilerType::NONE;
+  }
   void reportMemoryUsage(void*, std::int64_t bytes, std::size_t, std::size_t,
                          c10::Device device) override {
     if (device.is_cpu()) net_ += bytes;

@@ -11,6 +11,7 @@
 
 #include <cmath>
 
+#include "torch/codec/host_target.h"
 #include "torch/codec/reused_memory.h"
 #include "torch/codec/threads.h"
 
@@ -102,6 +103,7 @@ Execution execution_on(const at::Device& device) {
   if (device.is_cpu()) {
     execution.threads = at::in_parallel_region() ? 1 : at::get_num_threads();
     execution.executor = executor_of_torch();
+    follow_host_target(execution);
     return execution;
   }
   TORCH_CHECK_VALUE(device.is_cuda(), "backfold: tensor must be on a CPU or CUDA device, got ",

@@ -1,11 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 
 #include "backfold/report.h"
+
+#include <limits>
+
 #include "torch/json/fields.h"
 
 namespace backfold {
 namespace {
 
+using torch_layer::as_number;
+using torch_layer::Fields;
 using torch_layer::Json;
 
 Json row_as_json(const ReportRow& row) {
@@ -111,6 +116,53 @@ Json history_as_json(const ReportHistory& history) {
   return {{"plans", plans}, {"noise", noise}};
 }
 
+constexpr const char* kReport = "report";
+
+// json() writes null for what is not finite.
+double number_in(const Fields& fields, const char* name) {
+  const Json& value = fields[name];
+  return value.is_null() ? std::numeric_limits<double>::quiet_NaN() : as_number(value, kReport);
+}
+
+ReportRow row_from_json(const Fields& fields) {
+  const auto text = [&](const char* name) { return fields.get<std::string>(name); };
+  const auto integer = [&](const char* name) { return fields.get<std::int64_t>(name); };
+  return {.module = text("module"),
+          .op = text("op"),
+          .slot = text("slot"),
+          .occurrence = fields.get<int>("occurrence"),
+          .saves = integer("saves"),
+          .saved_bytes = integer("saved_bytes"),
+          .unique_bytes = integer("unique_bytes"),
+          .held_bytes = integer("held_bytes"),
+          .offloaded_bytes = integer("offloaded_bytes"),
+          .duplicate_bytes = integer("duplicate_bytes"),
+          .kind = text("kind"),
+          .bits = fields.get<int>("bits"),
+          .stored_bits = number_in(fields, "stored_bits"),
+          .layout = text("layout"),
+          .estimate = text("estimate"),
+          .error = number_in(fields, "error"),
+          .reason = text("reason"),
+          .recipe = text("recipe"),
+          .source = text("source"),
+          .moved_bytes = integer("moved_bytes"),
+          .transient_bytes = integer("transient_bytes"),
+          .spared_bytes = integer("spared_bytes"),
+          .spared_ms = number_in(fields, "spared_ms")};
+}
+
+ReportPlan plan_from_json(const Fields& fields) {
+  return {.step = fields.get<std::int64_t>("step"),
+          .sites = fields.get<std::int64_t>("sites"),
+          .held_bytes = fields.get<std::int64_t>("held_bytes"),
+          .mean_bits = number_in(fields, "mean_bits"),
+          .error = number_in(fields, "error"),
+          .uniform_error = number_in(fields, "uniform_error"),
+          .raised = fields.get<bool>("raised"),
+          .kept = fields.get<std::vector<std::string>>("kept")};
+}
+
 }  // namespace
 
 std::string Report::json() const {
@@ -134,6 +186,34 @@ std::string Report::json() const {
   json["history"] = history_as_json(history);
   json["timeline"] = timeline ? timeline_as_json(*timeline) : Json();
   return json.dump(2);
+}
+
+Report Report::from_json(std::string_view text) {
+  const Json json = torch_layer::parse_object(text, kReport);
+  const Fields fields{json, kReport};
+  const auto format = fields.get<std::int64_t>("format");
+  TORCH_CHECK_VALUE(format == kReportFormat, "report must be of format ", kReportFormat,
+                    ", which this version of Backfold reads, got format ", format);
+  Report report;
+  report.step = fields.get<std::int64_t>("step");
+  report.folded = fields.get<bool>("folded");
+  report.saved_bytes = fields.get<std::int64_t>("saved_bytes");
+  report.unique_bytes = fields.get<std::int64_t>("unique_bytes");
+  report.held_bytes = fields.get<std::int64_t>("held_bytes");
+  report.offloaded_bytes = fields.get<std::int64_t>("offloaded_bytes");
+  report.alive_bytes = fields.get<std::int64_t>("alive_bytes");
+  report.spared_bytes = fields.get<std::int64_t>("spared_bytes");
+  report.spared_ms = number_in(fields, "spared_ms");
+  if (!fields["unseen_bytes"].is_null())
+    report.unseen_bytes = fields.get<std::int64_t>("unseen_bytes");
+  if (!fields["device_peak_bytes"].is_null())
+    report.device_peak_bytes = fields.get<std::int64_t>("device_peak_bytes");
+  if (!fields["noise"].is_null()) report.noise = number_in(fields, "noise");
+  if (!fields["plan"].is_null()) report.plan = plan_from_json(fields.within("plan"));
+  TORCH_CHECK_VALUE(fields["sites"].is_array(), "report: sites must be a list, got ",
+                    fields["sites"].type_name());
+  for (const Json& row : fields["sites"]) report.rows.push_back(row_from_json({row, kReport}));
+  return report;
 }
 
 }  // namespace backfold
