@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from backfold import _C
+from backfold._attach import nothing_folded
 from backfold._listing import named_tensors
 from backfold._module_hooks import cuda_device, module_hooks
 from backfold._report import Report
@@ -34,7 +35,8 @@ def inspect(fn: Callable[[], Any], model: torch.nn.Module | None = None) -> Repo
     core.enter(cuda_device())
     module_hooks.open()
     try:
-        result = fn()
+        with nothing_folded():
+            result = fn()
     finally:
         core.exit()
         module_hooks.close()

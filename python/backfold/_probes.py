@@ -109,10 +109,12 @@ class Probes:
         return ("complete", "") if self._call.ready else ("broken", self._call.reason)
 
     def _model_begins(self, *_: object) -> None:
-        self._core.inside_model(True)
+        if not torch.compiler.is_compiling():
+            self._core.inside_model(True)
 
     def _model_ends(self, *_: object) -> None:
-        self._core.inside_model(False)
+        if not torch.compiler.is_compiling():
+            self._core.inside_model(False)
 
     @torch.inference_mode(False)  # state_dict() may be called in it
     def _measure(self, replay: bool) -> None:
