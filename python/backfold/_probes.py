@@ -42,6 +42,11 @@ class Probes:
         self._call: ModelCall | None = None
         self._handles: list[Any] = []
 
+    def record(self, module: torch.nn.Module) -> None:
+        """From now on, calls of this part of the model are recorded instead."""
+        if self._model is not None and _can_run_again(module):
+            self._model = module
+
     def before_step(self) -> None:
         """Measures what the last step recorded, and records the next step if it is due."""
         measure, replay, obstacle = self._core.resolve_turn(self._recorded())
