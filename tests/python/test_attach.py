@@ -2,6 +2,7 @@
 """An attached model folds its own calls, and is the same model to everybody else."""
 
 import copy
+import doctest
 import gc
 import io
 import pickle
@@ -12,6 +13,7 @@ import weakref
 import backfold
 import pytest
 import torch
+from backfold import _outermost
 from small_network import batch, equal
 from torch import nn
 from torch.nn import functional
@@ -64,6 +66,12 @@ def train(model: nn.Module, forward, steps: int, accumulate: int = 1) -> list:
 
 def same(a: list, b: list) -> bool:
     return all(equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+@pytest.mark.parametrize("module", [backfold._attach, _outermost])
+def test_examples_of_the_documentation_run(module):
+    results = doctest.testmod(module)
+    assert results.attempted > 3 and results.failed == 0
 
 
 @pytest.mark.usefixtures("deterministic")
