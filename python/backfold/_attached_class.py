@@ -41,7 +41,12 @@ class Attached:
         """Keeps the model's own class from noticing: it has gained no subclass of its user's."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        own, self.__class__ = type(self), self.backfold_class  # some copy type(self)
+        own = type(self)
+        if "backfold_class" not in vars(own):  # others have built on it (parametrizations)
+            made = memo[id(self)] = own.__new__(own)
+            made.__dict__.update(copy.deepcopy(self.__dict__, memo))
+            return made
+        self.__class__ = self.backfold_class  # some classes copy with type(self)
         try:
             return copy.deepcopy(self, memo)
         finally:
@@ -49,7 +54,7 @@ class Attached:
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         made = super().__reduce_ex__(protocol)
-        if not isinstance(made, tuple):
+        if not isinstance(made, tuple) or "backfold_class" not in vars(type(self)):
             return made
         function, args, *rest = made
         if function is copyreg.__newobj__:  # pickle refuses it for another class than the object's
@@ -66,8 +71,9 @@ def attach_class(model: torch.nn.Module, fold: OpensBlocks, names: Iterable[str]
     # Looks like the class it stands for, also to those who write its name into a file.
     described = {name: getattr(before, name) for name in ("__module__", "__qualname__", "__doc__")}
     own = {**described, **members, "backfold_fold": fold, "backfold_class": before}
+    bases = (before,) if issubclass(before, Attached) else (Attached, before)
     model.__class__ = types.new_class(
-        before.__name__, (Attached, before), exec_body=lambda namespace: namespace.update(own)
+        before.__name__, bases, exec_body=lambda namespace: namespace.update(own)
     )
 
 

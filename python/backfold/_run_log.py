@@ -39,12 +39,10 @@ class RunLog:
     def metrics(self) -> dict[str, float]:
         """Figures of the last folded call, to be logged beside the loss.
 
-        ======================  ===============================================================
-        ``fold_held_mib``       what is held for backward
-        ``fold_saved_mib``      what autograd alone would keep
-        ``fold_peak_mib``       the most that torch has allocated on the GPU so far, if there is one
-        ``fold_noise``          error that folding adds / the gradient's own variance, once measured
-        ======================  ===============================================================
+        - ``fold_held_mib``: what is held for backward
+        - ``fold_saved_mib``: what autograd alone would keep
+        - ``fold_peak_mib``: the most that torch has allocated on the GPU so far, if there is one
+        - ``fold_noise``: error that folding adds / the gradient's own variance, every 100 steps
         """
         if self._fold.steps == 0:
             self._tell_idle()

@@ -45,7 +45,9 @@ class FoldCallback(_callbacks.TrainerCallback, _callbacks.ExportableState):
         self._log: RunLog | None = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any):
-        # The model is where it will be trained now, inside of all its wrappers.
+        # The model is where it will be trained now, inside of all its wrappers. If an earlier
+        # training ended with an exception, or with a batch that was too large, it begins anew.
+        self._detach()
         found = attached(model)
         if found is not None and self._options:
             raise ValueError(
@@ -76,8 +78,7 @@ class FoldCallback(_callbacks.TrainerCallback, _callbacks.ExportableState):
             return
         if state.is_world_process_zero:
             self._log.write(args.output_dir)
-        if self._is_ours:
-            self.fold.detach()
+        self._detach()
 
     def state(self) -> dict[str, Any]:
         """What the Trainer writes into a checkpoint."""
@@ -85,6 +86,10 @@ class FoldCallback(_callbacks.TrainerCallback, _callbacks.ExportableState):
         # A Trainer that restores callbacks makes this one again from values that fit into JSON.
         plain = {name: value for name, value in self._options.items() if _is_plain(value)}
         return {"args": plain, "attributes": {"saved": saved}}
+
+    def _detach(self) -> None:
+        if self.fold is not None and self._is_ours:
+            self.fold.detach()
 
 
 def _is_plain(value: Any) -> bool:

@@ -13,7 +13,7 @@ import weakref
 import backfold
 import pytest
 import torch
-from backfold import _outermost
+from backfold import _outermost, _run_log
 from small_network import batch, equal
 from torch import nn
 from torch.nn import functional
@@ -109,6 +109,18 @@ def test_a_block_around_the_loss_includes_it():
     assert fold.steps == 2
 
 
+def test_figures_for_a_log_have_the_noise_once_it_is_measured():
+    model = network()
+    log = _run_log.RunLog(backfold.attach(model, **OPTIONS))
+    with pytest.warns(UserWarning, match="no call of the attached model was folded yet"):
+        assert log.metrics() == {}
+    train(model, lambda x: loss_of(model, x), 2)
+    found = log.metrics()
+    assert found["fold_held_mib"] < found["fold_saved_mib"] / 4 and "fold_noise" not in found
+    train(model, lambda x: loss_of(model, x), 100)
+    assert 0 < log.metrics()["fold_noise"] < 10
+
+
 def test_detach_gives_the_model_back():
     model, x = network(), batch()
     loss_of(model, x).backward()
@@ -176,6 +188,21 @@ def test_copies_of_odd_modules_work():
         made = copy.deepcopy(model)
         assert torch.equal(made(x), model(x)) and fold.steps == 1
     assert torch.equal(sequence[:1](x), sequence[0](x)) and fold.steps == 1  # type(self)(...)
+
+
+def test_a_class_that_others_build_on_the_attached_one_stays_theirs():
+    model, x = nn.Linear(64, 64), batch()
+    fold = backfold.attach(model, bits=4, min_bytes=0)
+    nn.utils.parametrizations.weight_norm(model)
+    expected = model(x)
+    made = copy.deepcopy(model)
+    assert torch.equal(made(x), expected) and fold.steps == 1
+    fold.detach()
+    assert torch.equal(model(x), expected) and fold.steps == 1
+    assert backfold.attached(model) is None and backfold.attached(made) is None
+    again = backfold.attach(model, bits=4, min_bytes=0)
+    model(x)
+    assert again.steps == 1 and fold.steps == 1
 
 
 def test_an_average_follows_an_attached_model():

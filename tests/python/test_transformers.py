@@ -124,8 +124,7 @@ def test_what_is_exact_trains_the_same_and_what_is_not_holds_less(tmp_path, sett
 
 
 @pytest.mark.usefixtures("deterministic")
-@pytest.mark.parametrize("restored", [False, True])
-@pytest.mark.parametrize("step", [2, 4])
+@pytest.mark.parametrize(("step", "restored"), [(2, False), (4, True)])
 def test_a_resumed_run_ends_bit_by_bit_where_an_uninterrupted_one_does(tmp_path, step, restored):
     arguments = {"save_strategy": "steps", "save_steps": step}
     arguments["restore_callback_states_from_checkpoint"] = restored
@@ -163,6 +162,22 @@ def test_a_model_that_is_attached_already_keeps_its_fold(tmp_path):
         trainer(tmp_path, model, FoldCallback(bits=2)).train()
 
 
+def test_a_training_that_failed_can_begin_anew(tmp_path):
+    model, callback = llama(), FoldCallback(**OPTIONS)
+    run = trainer(tmp_path, model, callback)
+
+    def fails(module, args):
+        if callback.fold.steps == 2:
+            raise RuntimeError("out of luck")
+
+    handle = model.lm_head.register_forward_pre_hook(fails)
+    with pytest.raises(RuntimeError, match="out of luck"):
+        run.train()
+    handle.remove()
+    run.train()
+    assert callback.fold.steps == STEPS and backfold.attached(model) is None
+
+
 def test_a_model_that_is_adapted_later_is_still_folded(tmp_path):
     base = llama()
     fold = backfold.attach(base, **OPTIONS)
@@ -179,13 +194,14 @@ def test_a_model_that_is_never_called_is_told(tmp_path):
         trainer(tmp_path, model, FoldCallback()).train()
 
 
-@pytest.mark.parametrize("precision", ["no", "bf16"])
-def test_accelerate_prepares_an_attached_model(precision):
+@pytest.mark.parametrize(("precision", "first"), [("no", True), ("bf16", True), ("bf16", False)])
+def test_accelerate_prepares_an_attached_model(precision, first):
     accelerator = accelerate.Accelerator(cpu=True, mixed_precision=precision)
     model = llama()
-    fold = backfold.attach(model, **OPTIONS)
+    fold = backfold.attach(model, **OPTIONS) if first else None
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     prepared, optimizer = accelerator.prepare(model, optimizer)
+    fold = fold or backfold.attach(prepared, **OPTIONS)
     batch = torch.stack([row["input_ids"] for row in texts(8)])
     for _ in range(5):
         accelerator.backward(prepared(input_ids=batch, labels=batch).loss)
@@ -208,7 +224,7 @@ def test_a_saved_model_is_one_of_its_own_class(tmp_path):
 
 @pytest.mark.parametrize("library", ["transformers", "lightning"])
 def test_a_missing_library_names_the_extra(library, monkeypatch):
-    for name in (library, "pytorch_lightning"):
+    for name in (library, f"{library}.pytorch", "pytorch_lightning"):
         monkeypatch.setitem(sys.modules, name, None)
     monkeypatch.delitem(sys.modules, f"backfold.{library}", raising=False)
     expected = rf"backfold\.{library} needs {library}, which is not .*'backfold\[{library}\]'"
