@@ -57,6 +57,7 @@ class Fold(Controller):
         outer, self._thread = self._thread, threading.get_ident()
         try:
             if self.steps == 0 and not self._held_open:
+                self._core.expect_enterable()
                 self._list_model()  # it may have been moved or given adapters since
             super().__enter__()  # a probe may run the model again
         except BaseException:

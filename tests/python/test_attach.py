@@ -103,6 +103,8 @@ def test_a_block_around_the_loss_includes_it():
     loss_of(model, x).backward()
     assert "aten::_log_softmax" not in {row["op"] for row in fold.report().to_dict()["sites"]}
     with fold:
+        with pytest.raises(RuntimeError, match="cannot be inside itself"), fold:
+            pass
         loss = loss_of(model, x)
     loss.backward()
     assert "aten::_log_softmax" in {row["op"] for row in fold.report().to_dict()["sites"]}
