@@ -7,8 +7,8 @@
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help test test-core test-asan test-asan-torch test-fuzz test-python package demo demo-core bench \
-  lint format clean
+.PHONY: help test test-core test-asan test-asan-torch test-fuzz test-python package wheel sdist demo demo-core \
+  bench lint format clean
 
 JOBS ?= $(shell nproc)
 ARGS ?=
@@ -42,6 +42,8 @@ help:
 	@echo 'make test-python       the tests of the torch layer, from C++ and from Python'
 	@echo 'make test-asan-torch   the torch layer under the address sanitizer, from C++ and from Python'
 	@echo 'make package           build the Python package into .venv'
+	@echo 'make wheel             a wheel in dist/, for the Python and the torch of .venv'
+	@echo 'make sdist             the source distribution in dist/, which pip builds for the torch it finds'
 	@echo 'make bench ARGS=...    benchmarks; ARGS goes to bench/run'
 	@echo 'make lint              formatting and static checks'
 	@echo 'make format            rewrite sources the way make lint wants them'
@@ -87,6 +89,17 @@ package:
 	SKBUILD_CMAKE_DEFINE="BACKFOLD_CUDA=$$($(PYTHON) scripts/torch_cuda)$(PACKAGE_OPTIONS)" \
 	  SKBUILD_BUILD_DIR=$(PYTHON_BUILD) \
 	  $(PYTHON) -m pip install --quiet --no-build-isolation --no-deps --editable .
+
+# A wheel works with the release of torch that it was built for, and says so otherwise.
+wheel:
+	@scripts/setup build python
+	SKBUILD_CMAKE_DEFINE="BACKFOLD_CUDA=$$($(PYTHON) scripts/torch_cuda)" SKBUILD_BUILD_DIR=build/wheel$(OF_TORCH) \
+	  $(PYTHON) -m pip wheel --quiet --no-build-isolation --no-deps --wheel-dir dist .
+	@ls -l dist/*.whl
+
+sdist:
+	@scripts/setup build python
+	$(PYTHON) -c 'import scikit_build_core.build as backend; print("dist/" + backend.build_sdist("dist"))'
 
 demo: PACKAGE_PARTS = demo
 demo: package

@@ -4,7 +4,8 @@
 
 find_package(hwy CONFIG QUIET)
 if(NOT TARGET hwy::hwy)
-  message(FATAL_ERROR "Google Highway was not found. On Debian or Ubuntu: apt-get install libhwy-dev")
+  message(FATAL_ERROR "Google Highway was not found. On Debian or Ubuntu: apt-get install libhwy-dev. "
+                      "Then run the command again.")
 endif()
 find_package(Threads REQUIRED)
 

@@ -39,4 +39,9 @@ if(NOT BACKFOLD_CUDA STREQUAL "OFF")
                         "to the path of nvcc, or leave BACKFOLD_CUDA at AUTO to build for the CPU.")
   endif()
 endif()
+if(NOT BACKFOLD_HAS_CUDA AND NOT BACKFOLD_CUDA STREQUAL "OFF" AND BACKFOLD_TORCH_CUDA MATCHES "^[0-9]")
+  message(WARNING "torch ${BACKFOLD_TORCH_VERSION} has CUDA ${BACKFOLD_TORCH_CUDA}, but nvcc was not found: Backfold is \
+built for CPUs alone, and refuses models on a GPU. Install NVIDIA's CUDA toolkit ${BACKFOLD_TORCH_CUDA}, put its \
+folder bin on PATH, and run the command again.")
+endif()
 message(STATUS "Backfold: CUDA kernels ${BACKFOLD_HAS_CUDA} ${CMAKE_CUDA_ARCHITECTURES}")

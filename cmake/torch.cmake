@@ -2,47 +2,13 @@
 #
 # backfold_torch: codecs on torch tensors; _C: its Python binding.
 #
-# torch is found through the Python that imports it, by its folder alone. Its own CMake package would
-# require a full CUDA installation, which the sources here do not need: they compile once for CPU and
-# CUDA builds of torch.
+# The sources compile once for CPU and CUDA builds of torch.
 
-set(BACKFOLD_TORCH OFF CACHE STRING "torch layer and Python binding: ON or OFF")
 if(NOT BACKFOLD_TORCH)
   return()
 endif()
 
 find_package(Python 3.10 REQUIRED COMPONENTS Interpreter Development.Module)
-execute_process(
-  COMMAND ${Python_EXECUTABLE} -c
-    "import os, torch; print(os.path.dirname(torch.__file__), torch.__version__, sep=';')"
-  OUTPUT_VARIABLE found RESULT_VARIABLE failed ERROR_VARIABLE reason OUTPUT_STRIP_TRAILING_WHITESPACE)
-if(failed)
-  message(FATAL_ERROR "BACKFOLD_TORCH=ON, but ${Python_EXECUTABLE} cannot import torch:\n${reason}")
-endif()
-list(GET found 0 BACKFOLD_TORCH_FOLDER)
-list(GET found 1 BACKFOLD_TORCH_VERSION)
-string(REGEX MATCH "^[0-9]+\\.[0-9]+" BACKFOLD_TORCH_RELEASE ${BACKFOLD_TORCH_VERSION})
-
-set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS cmake/torch_versions.txt)
-file(STRINGS cmake/torch_versions.txt torch_versions REGEX "^[a-z]+ [0-9.]+$")
-foreach(line IN LISTS torch_versions)
-  if(line MATCHES "^(oldest|newest) (.*)$")
-    string(TOUPPER BACKFOLD_${CMAKE_MATCH_1}_TORCH name)
-    set(${name} ${CMAKE_MATCH_2})
-  endif()
-endforeach()
-set(works "Backfold works with torch ${BACKFOLD_OLDEST_TORCH} to ${BACKFOLD_NEWEST_TORCH}, found \
-${BACKFOLD_TORCH_VERSION}")
-if(BACKFOLD_TORCH_RELEASE VERSION_LESS BACKFOLD_OLDEST_TORCH)
-  message(FATAL_ERROR "${works}.")
-elseif(BACKFOLD_TORCH_RELEASE VERSION_GREATER BACKFOLD_NEWEST_TORCH)
-  if(NOT "$ENV{BACKFOLD_ANY_TORCH}" STREQUAL "1")
-    message(FATAL_ERROR "${works}, which is newer than any version Backfold was tested with. To try it, set \
-BACKFOLD_ANY_TORCH=1 in the environment, when building and when importing.")
-  endif()
-  message(WARNING "${works}, which is newer; continuing because of BACKFOLD_ANY_TORCH=1.")
-endif()
-message(STATUS "Backfold: torch ${BACKFOLD_TORCH_VERSION}")
 
 # Headers alone: nothing of it is left for whoever links backfold_torch.
 find_package(nlohmann_json 3.10 CONFIG QUIET)
@@ -50,7 +16,7 @@ if(NOT TARGET nlohmann_json::nlohmann_json)
   find_path(BACKFOLD_JSON_INCLUDE nlohmann/json.hpp)
   if(NOT BACKFOLD_JSON_INCLUDE)
     message(FATAL_ERROR "nlohmann/json.hpp was not found, JSON for Modern C++ from 3.10 on. "
-                        "On Debian or Ubuntu: apt-get install nlohmann-json3-dev")
+                        "On Debian or Ubuntu: apt-get install nlohmann-json3-dev. Then run the command again.")
   endif()
   add_library(nlohmann_json::nlohmann_json INTERFACE IMPORTED)
   target_include_directories(nlohmann_json::nlohmann_json INTERFACE ${BACKFOLD_JSON_INCLUDE})

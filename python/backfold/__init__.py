@@ -18,6 +18,7 @@ from backfold._torch_version import require_supported_torch as _require_supporte
 _require_supported_torch()
 
 from backfold import codecs  # noqa: E402
+from backfold._attach import Fold, attach, attached  # noqa: E402
 from backfold._C import Packet  # noqa: E402
 from backfold._controller import Controller  # noqa: E402
 from backfold._gact import controller  # noqa: E402
@@ -28,10 +29,13 @@ from backfold._report import Report  # noqa: E402
 
 __all__ = [
     "Controller",
+    "Fold",
     "MaxBatch",
     "Packet",
     "Report",
     "__version__",
+    "attach",
+    "attached",
     "codecs",
     "controller",
     "inspect",

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from backfold import _C
+from backfold._attach import nothing_folded
 from backfold._listing import named_tensors
 from backfold._module_hooks import cuda_device, module_hooks
 from backfold._report import Report
@@ -62,7 +63,7 @@ def inspect(fn: Callable[[], Any], model: torch.nn.Module | None = None) -> Repo
     if not callable(fn):
         raise TypeError(f"fn must be callable, got {type(fn).__name__}")
     observer = Observer(model)
-    with observer:
+    with observer, nothing_folded():
         result = fn()
     report = observer.report()
     del result

@@ -39,6 +39,11 @@ class Probes:
         self._call: ModelCall | None = None
         self._handles: list[Any] = []
 
+    def record(self, module: torch.nn.Module) -> None:
+        """From now on, calls of this part of the model are recorded instead."""
+        if self._model is not None and _can_run_again(module):
+            self._model = module
+
     def before_step(self) -> None:
         """Measures what the last step recorded, and records the next step if it is due."""
         measure, replay, obstacle = self._core.resolve_turn(self._recorded())
@@ -107,10 +112,12 @@ class Probes:
         return ("complete", "") if self._call.ready else ("broken", self._call.reason)
 
     def _model_begins(self, *_: object) -> None:
-        self._core.inside_model(True)
+        if not torch.compiler.is_compiling():
+            self._core.inside_model(True)
 
     def _model_ends(self, *_: object) -> None:
-        self._core.inside_model(False)
+        if not torch.compiler.is_compiling():
+            self._core.inside_model(False)
 
     @torch.inference_mode(False)  # state_dict() may be called in it
     def _measure(self, replay: bool) -> None:

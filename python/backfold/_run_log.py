@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the callbacks of training frameworks log and write."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import pathlib
+import warnings
+from types import ModuleType
+
+import torch
+
+from backfold._attach import Fold
+
+_MIB = 2**20
+
+
+def require(library: str, extra: str) -> ModuleType:
+    """The library; ImportError with the name of the extra that brings it if it is missing."""
+    try:
+        return importlib.import_module(library)
+    except ModuleNotFoundError as error:
+        if error.name is None or not library.startswith(error.name):
+            raise
+        raise ImportError(
+            f"backfold.{extra} needs {library.split('.')[0]}, which is not installed: "
+            f"pip install --no-build-isolation 'backfold[{extra}]'"
+        ) from error
+
+
+class RunLog:
+    """The figures of a training run with a fold."""
+
+    def __init__(self, fold: Fold) -> None:
+        self._fold = fold
+        self._told_idle = False
+
+    def metrics(self) -> dict[str, float]:
+        """Figures of the last folded call, to be logged beside the loss.
+
+        - ``fold_held_mib``: what is held for backward
+        - ``fold_saved_mib``: what autograd alone would keep
+        - ``fold_peak_mib``: the most that torch has allocated on the GPU so far, if there is one
+        - ``fold_noise``: error that folding adds / the gradient's own variance, every 100 steps
+        """
+        if self._fold.steps == 0:
+            self._tell_idle()
+            return {}
+        report = self._fold.report().to_dict()
+        found = {
+            "fold_held_mib": report["held_bytes"] / _MIB,
+            "fold_saved_mib": report["unique_bytes"] / _MIB,
+        }
+        if torch.cuda.is_initialized():
+            found["fold_peak_mib"] = torch.cuda.max_memory_allocated() / _MIB
+        if report["noise"] is not None:
+            found["fold_noise"] = report["noise"]
+        return found
+
+    def write(self, folder: str | os.PathLike[str]) -> None:
+        """Writes the report of the last step as backfold-report.txt and .json."""
+        report = self._fold.report()
+        path = pathlib.Path(folder) / "backfold-report.txt"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(report.text(rows=0))
+        path.with_suffix(".json").write_text(report.to_json() + "\n")
+
+    def _tell_idle(self) -> None:
+        if self._told_idle:
+            return
+        self._told_idle = True
+        warnings.warn(
+            "backfold: no call of the attached model was folded yet. Is it the module that the "
+            "training loop calls, with gradients enabled?",
+            stacklevel=3,
+        )

@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Each example of examples/python runs, at its smallest size.
+
+test_demo.py has the demo, test_ddp.py the one for several processes; those in C++ are ctest's.
+"""
+
+import os
+import pathlib
+import re
+import runpy
+import subprocess
+import sys
+
+import pytest
+import torch
+
+ROOT = pathlib.Path(__file__).parents[2]
+EXAMPLES = ROOT / "examples" / "python"
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture
+def run(monkeypatch, capsys):
+    """Runs an example with the given arguments and returns what it prints."""
+
+    def run_example(name: str, *arguments: object) -> str:
+        monkeypatch.syspath_prepend(str(EXAMPLES))
+        monkeypatch.setattr(sys, "argv", [name, *map(str, arguments)])
+        runpy.run_path(str(EXAMPLES / name), run_name="__main__")
+        return capsys.readouterr().out
+
+    return run_example
+
+
+def held(output: str) -> float:
+    """The part that is held of what autograd alone would keep."""
+    part, whole = re.search(r"held ([\d,]+) of ([\d,]+) bytes", output).groups()
+    return int(part.replace(",", "")) / int(whole.replace(",", ""))
+
+
+def test_plain_loop(run):
+    output = run("plain_loop.py", "--steps", 3)
+    assert "step 0: loss" in output and "plan of step 2" in output
+
+
+def test_trainer_lora_goes_on_from_its_checkpoint(run, tmp_path):
+    for needed in ("transformers", "accelerate", "peft"):
+        pytest.importorskip(needed)
+    assert held(run("trainer_lora.py", "--steps", 3, "--output", tmp_path)) < 0.15
+    assert (tmp_path / "backfold-report.txt").exists()
+    output = run("trainer_lora.py", "--steps", 4, "--resume", "--output", tmp_path)
+    assert held(output) < 0.15 and "fold_held_mib" in output
+
+
+def test_lightning(run, tmp_path):
+    pytest.importorskip("lightning")
+    pytest.importorskip("sklearn")
+    output = run("lightning_digits.py", "--steps", 3, "--output", tmp_path)
+    figures = dict(re.findall(r"^(fold_\w+) ([\d.]+)$", output, re.MULTILINE))
+    assert 0 < float(figures["fold_held_mib"]) < float(figures["fold_saved_mib"]) / 5
+    assert (tmp_path / "lightning_logs" / "version_0" / "backfold-report.json").exists()
+
+
+def test_graph(run):
+    pytest.importorskip("torch_geometric")
+    assert held(run("graph.py", "--steps", 3, "--nodes", 400)) < 0.2
+
+
+def test_timm():
+    # In a process of its own: scripts/requirements-zoo.txt says why torchvision needs help.
+    program = (
+        "import runpy, sys\n"
+        f"sys.path[:0] = [{str(ROOT / 'bench' / 'zoo')!r}]\n"
+        "from vision_libraries import find_vision_libraries\n"
+        "find_vision_libraries()\n"
+        "sys.argv = ['timm_vit.py', '--steps', '2']\n"
+        f"runpy.run_path({str(EXAMPLES / 'timm_vit.py')!r}, run_name='__main__')\n"
+    )
+    if not (ROOT / "build" / "zoo" / "timm").is_dir():
+        pytest.importorskip("timm")
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, env=environment
+    )
+    assert done.returncode == 0, done.stderr
+    assert held(done.stdout) < 0.15 and "the average is right on" in done.stdout
+
+
+MISSING = {
+    "timm_vit.py": ("timm", "needs timm and torchvision"),
+    "graph.py": ("torch_geometric.nn", "needs torch-geometric: pip install"),
+    "trainer_lora.py": ("peft", "needs transformers, accelerate and peft"),
+}
+
+
+@pytest.mark.parametrize("name", MISSING)
+def test_a_missing_library_is_named(run, name, monkeypatch):
+    library, text = MISSING[name]
+    monkeypatch.setitem(sys.modules, library, None)
+    with pytest.raises(SystemExit, match=text):
+        run(name, "--steps", 1)
+    assert torch.is_grad_enabled()
