@@ -58,6 +58,14 @@ struct ReportPlan {
   std::vector<std::string> kept;
 };
 
+// What the last plan makes again by running matrix products, convolutions and attention.
+struct ReportRemade {
+  std::int64_t places = 0;
+  std::int64_t bytes = 0;       // that are not held for it
+  std::int64_t held_bytes = 0;  // that the plan expects
+  double ms = 0;                // that these products took when they ran first
+};
+
 struct Report {
   std::int64_t step = 0;
   bool folded = true;  // false if nothing was packed, only counted
@@ -70,6 +78,7 @@ struct Report {
   // from autograd (attributes of a custom function's ctx), and results that stay alive.
   std::optional<std::int64_t> unseen_bytes;
   std::optional<ReportPlan> plan;
+  std::optional<ReportRemade> remade;  // of a budget or ratio
   // The error that the plan expects / the gradient's own variance from step to step, when last
   // estimated.
   std::optional<double> noise;

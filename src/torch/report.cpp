@@ -133,6 +133,13 @@ std::string Report::text(std::size_t limit) const {
                   plan->uniform_error);
     out += text;
   }
+  if (remade && remade->places > 0) {
+    std::snprintf(text, sizeof text,
+                  "products run again for %lld places: %s MiB less held, %.3f ms more in a step\n",
+                  static_cast<long long>(remade->places), mebibytes(remade->bytes).c_str(),
+                  remade->ms);
+    out += text;
+  }
   if (noise) {
     std::snprintf(text, sizeof text, "folding error / gradient variance: %.3g\n", *noise);
     out += text;
@@ -208,6 +215,7 @@ Report report_of(const State& state) {
     row.transient_bytes = ledger.transient_bytes;
     row.spared_bytes = ledger.spared_bytes;
     row.spared_ms = spared_ms(ledger);
+    if (ledger.remade_bytes > 0 && site.remaking) row.spared_ms -= site.remaking->ms;
     report.spared_bytes += row.spared_bytes;
     report.spared_ms += row.spared_ms;
     if (kind != Kind::kParameter) {
@@ -220,6 +228,7 @@ Report report_of(const State& state) {
     report.rows.push_back(std::move(row));
   }
   report.plan = state.planning.plan;
+  report.remade = state.planning.remade;
   report.noise = state.guarding.noise;
   if (state.blocks.grown_bytes)
     report.unseen_bytes = std::max<std::int64_t>(0, *state.blocks.grown_bytes - seen);

@@ -41,6 +41,13 @@ Json plan_as_json(const ReportPlan& plan) {
       {"raised", plan.raised},       {"kept", plan.kept}};
 }
 
+Json remade_as_json(const ReportRemade& remade) {
+  return {{"places", remade.places},
+          {"bytes", remade.bytes},
+          {"held_bytes", remade.held_bytes},
+          {"ms", remade.ms}};
+}
+
 }  // namespace
 
 std::string Report::json() const {
@@ -56,6 +63,7 @@ std::string Report::json() const {
   json["unseen_bytes"] = unseen_bytes ? Json(*unseen_bytes) : Json();
   json["noise"] = noise ? Json(*noise) : Json();
   json["plan"] = plan ? plan_as_json(*plan) : Json();
+  json["remade"] = remade ? remade_as_json(*remade) : Json();
   json["sites"] = Json::array();
   for (const ReportRow& row : rows) json["sites"].push_back(row_as_json(row));
   return json.dump(2);
