@@ -20,7 +20,19 @@ from models import BUILDERS
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-MODELS = {"transformer": (transformer, WORDS), "llama": (llama, WORDS), "resnet": (resnet, IMAGES)}
+
+def plain_cnn() -> nn.Sequential:
+    """ReLU straight after a convolution keeps signs, and the next one reads the values."""
+    layers = [(nn.Conv2d(16 if i else 3, 16, 3, padding=1), nn.ReLU()) for i in range(5)]
+    return nn.Sequential(*(part for layer in layers for part in layer))
+
+
+MODELS = {
+    "transformer": (transformer, WORDS),
+    "llama": (llama, WORDS),
+    "resnet": (resnet, IMAGES),
+    "plain CNN": (plain_cnn, IMAGES),
+}
 
 
 def gradients(model, loss, fold=None) -> list[torch.Tensor | None]:

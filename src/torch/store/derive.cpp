@@ -183,6 +183,7 @@ bool Store::is_derivable(const Saving& saving, const Tracked& tracked) {
     return false;
   Need need = need_of(saving);
   need.bits = 0;  // what the values need is known when they are read
+  need.products = tracked.site->remade;
   Effort effort;
   return !sources_of(*value, need, effort).empty();
 }
