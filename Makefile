@@ -111,7 +111,7 @@ demo-core:
 	$(CMAKE_BUILD) release --target examples/cpp/widths
 	build/release/examples/cpp/widths
 
-bench: $(if $(filter host h200 probes cap ddp offload,$(firstword $(ARGS))),package)
+bench: $(if $(filter host h200 probes cap frontier ddp offload,$(firstword $(ARGS))),package)
 	@scripts/setup build bench
 	cmake --preset release -DBACKFOLD_BENCH=ON
 	$(CMAKE_BUILD) release

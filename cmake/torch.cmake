@@ -45,6 +45,7 @@ add_library(backfold_torch SHARED
   src/torch/capture/entry.cpp
   src/torch/capture/graph.cpp
   src/torch/capture/hooks.cpp
+  src/torch/capture/lap.cpp
   src/torch/capture/node_name.cpp
   src/torch/capture/operators.cpp
   src/torch/capture/site.cpp
@@ -75,6 +76,7 @@ add_library(backfold_torch SHARED
   src/torch/plan/guard.cpp
   src/torch/plan/noise.cpp
   src/torch/plan/plan.cpp
+  src/torch/plan/remaking.cpp
   src/torch/plan/sample_norms.cpp
   src/torch/plan/sample_plan.cpp
   src/torch/plan/starts.cpp

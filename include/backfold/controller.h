@@ -52,7 +52,8 @@ struct State;
 }  // namespace torch_layer
 
 // Set one of `bits`, `ratio`, `budget` and `level` to say how much is kept, and leave the others at
-// their defaults.
+// their defaults. With `bits` set to none, `ratio` and `budget` are met without rounding, by
+// running products again.
 struct ControllerOptions {
   // Mean width of a code over the elements of lossy tensors, from 1 to 16; none folds only what can
   // be folded exactly. Without a plan, every tensor gets the next width below.

@@ -63,6 +63,14 @@ struct ReportPlan {
   std::vector<std::string> kept;
 };
 
+// What the last plan makes again by running matrix products, convolutions and attention.
+struct ReportRemade {
+  std::int64_t places = 0;
+  std::int64_t bytes = 0;       // that are not held for it
+  std::int64_t held_bytes = 0;  // that the plan expects
+  double ms = 0;                // that these products took when they ran first
+};
+
 // What was kept for backward in the course of the step, from event to event: a tensor is saved,
 // read or let go. Sizes are in bytes and include what earlier steps left behind. What compiled
 // graphs keep is not part of it.
@@ -114,6 +122,7 @@ struct Report {
   // Allocated at most on the model's device since the program last reset that; none on a CPU.
   std::optional<std::int64_t> device_peak_bytes;
   std::optional<ReportPlan> plan;
+  std::optional<ReportRemade> remade;  // of a budget or ratio
   // The error that the plan expects / the gradient's own variance from step to step, when last
   // estimated.
   std::optional<double> noise;

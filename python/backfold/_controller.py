@@ -46,6 +46,7 @@ class Controller:
     1
 
     One of `bits`, `ratio`, `budget` and `level` sets how much is kept; the default is 4 bits.
+    ``bits=None`` may be given with `ratio` or `budget`, which are then met without rounding.
 
     Args:
         model: its parameters and buffers are never packed, and its module paths name the places
@@ -58,7 +59,8 @@ class Controller:
             docs/backward.md).
         ratio: bytes that autograd alone would keep alive / bytes held.
         budget: bytes held at the end of the block, as a number or a string like ``"6GiB"``. If
-            steps differ in size, the largest has to meet it.
+            steps differ in size, the largest has to meet it. Where bits alone are not enough,
+            matrix products, convolutions and attention are run again in backward.
         level: a level of GACT, ``"L0"`` to ``"L3"``, ``"paper-L0"`` to ``"paper-L2"``, or, for a
             model with checkpoints, ``"paper-CB1"``, ``"paper-CB2"``; of ActNN, ``"actnn-L0"`` to
             ``"actnn-L4"``; or the method of a paper: ``"pooled"``,

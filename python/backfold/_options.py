@@ -48,7 +48,8 @@ def target_options(
         )
         if value is not default
     }
-    if len(given) > 1:
+    exact = bits is None and not {"ratio", "budget"}.isdisjoint(given)  # kept without rounding
+    if len(given) - exact > 1:
         both = " and ".join(f"{name}={value!r}" for name, value in given.items())
         raise ValueError(f"{both} cannot be given together: each sets how much is kept")
     checks = {"bits": _bits, "ratio": _ratio, "budget": _bytes, "level": _level}

@@ -88,9 +88,10 @@ Wanted wanted_by_bits(const std::optional<double>& bits, bool adaptive) {
 
 Wanted wanted_by(const ControllerOptions& options) {
   check_target(options);
-  if (options.ratio) return {Target{Target::Kind::kRatio, *options.ratio}, true};
+  const bool rounds = options.bits.has_value();
+  if (options.ratio) return {Target{Target::Kind::kRatio, *options.ratio}, rounds};
   if (options.budget)
-    return {Target{Target::Kind::kBudget, static_cast<double>(*options.budget)}, true};
+    return {Target{Target::Kind::kBudget, static_cast<double>(*options.budget)}, rounds};
   if (options.level.empty()) return wanted_by_bits(options.bits, options.adaptive);
   const Level& level = level_named(options.level);
   TORCH_CHECK_VALUE(options.adaptive || !level.adaptive, "level='", options.level,
@@ -105,8 +106,14 @@ std::shared_ptr<State> state_for(const ControllerOptions& options) {
   TORCH_CHECK_VALUE(options.probe_fraction > 0 && options.probe_fraction <= 1,
                     "probe_fraction must be above 0 and at most 1, got ", options.probe_fraction);
   auto state = std::make_shared<State>();
+  const bool bytes = wanted.target && wanted.target->kind != Target::Kind::kBits;
   if (wanted.adaptive) {
     state->planning.target = wanted.target;
+  } else if (bytes) {
+    TORCH_CHECK_VALUE(options.derive, name_of(wanted.target->kind),
+                      " with bits=None is kept by making tensors again, which derive=False rules "
+                      "out");
+    state->planning.exact = wanted.target;
   } else if (wanted.target) {
     state->options.bits = static_cast<int>(wanted.target->value);
   }
@@ -114,6 +121,7 @@ std::shared_ptr<State> state_for(const ControllerOptions& options) {
   state->options.min_bytes = options.min_bytes;
   state->options.seed = options.seed;
   state->options.derive = options.derive && options.level.empty();
+  if (bytes && state->options.derive) state->planning.products = Planning::Products::kWanted;
   state->model.keep = options.keep;
   state->turns.schedule = make_schedule(options.probe_steps, options.probe_every);
   state->turns.fraction = options.probe_fraction;

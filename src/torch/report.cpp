@@ -136,6 +136,13 @@ std::string Report::text(std::size_t limit) const {
                   plan->uniform_error);
     out += text;
   }
+  if (remade && remade->places > 0) {
+    std::snprintf(text, sizeof text,
+                  "products run again for %lld places: %s MiB less held, %.3f ms more in a step\n",
+                  static_cast<long long>(remade->places), mebibytes(remade->bytes).c_str(),
+                  remade->ms);
+    out += text;
+  }
   if (noise) {
     std::snprintf(text, sizeof text, "folding error / gradient variance: %.3g\n", *noise);
     out += text;
@@ -241,6 +248,7 @@ Report report_of(const State& state) {
     row.transient_bytes = ledger.transient_bytes;
     row.spared_bytes = ledger.spared_bytes;
     row.spared_ms = spared_ms(ledger);
+    if (ledger.remade_bytes > 0 && site.remaking) row.spared_ms -= site.remaking->ms;
     report.spared_bytes += row.spared_bytes;
     report.spared_ms += row.spared_ms;
     if (kind != Kind::kParameter) {
@@ -253,6 +261,7 @@ Report report_of(const State& state) {
     rows.emplace_back(std::move(row), &site);
   }
   report.plan = state.planning.plan;
+  report.remade = state.planning.remade;
   report.noise = state.guarding.noise;
   report.history = state.history;
   if (state.blocks.grown_bytes)

@@ -14,8 +14,15 @@
 namespace backfold::torch_layer {
 namespace {
 
+int width_about(const State& state) {
+  const Planning& planning = state.planning;
+  return width_about(*state.sites, planning.reference, *planning.target, state.blocks.steps);
+}
+
 int uniform_width_of(const State& state) {
   const Planning& planning = state.planning;
+  // What products can spare is known after the next step.
+  if (planning.products == Planning::Products::kWanted) return width_about(state);
   return uniform_width(*state.sites, planning.reference, *planning.target, state.blocks.steps);
 }
 
@@ -42,6 +49,8 @@ std::uint64_t rounding_seed(const State& state) {
 
 StoreOptions options_now(State& state) {
   Planning& planning = state.planning;
+  using Products = Planning::Products;
+  if (!state.probing.owns_blocks()) settle_products(state);
   if (planning.target && !state.probing.owns_blocks()) {
     if (!planning.plan) state.options.bits = uniform_width_of(state);
     // Several processes do this at their next meeting.
@@ -56,6 +65,10 @@ StoreOptions options_now(State& state) {
   options.spares_small =
       planning.target && planning.target->kind == Target::Kind::kBits && !planning.plan;
   if (planning.target) options.bytes_first = planning.target->kind != Target::Kind::kBits;
+  // Processes that plan widths together would need times that they agree on.
+  if (planning.target && state.together.on()) planning.products = Products::kUnwanted;
+  options.products = planning.products != Products::kUnwanted;
+  options.times_products = planning.products == Products::kWanted && !state.probing.owns_blocks();
   options.wants_scores = state.probing.running || planning.scores == Planning::Scores::kWanted;
   return options;
 }
@@ -71,12 +84,12 @@ Offload begin_trip(State& state) {
 
 int least_width(const State& state) {
   // Few tensors go far below the mean.
-  return state.planning.target && uniform_width_of(state) >= 4 ? 2 : 1;
+  return state.planning.target && width_about(state) >= 4 ? 2 : 1;
 }
 
 std::optional<int> noisy_width(const State& state) {
   if (!state.planning.target) return std::nullopt;
-  const int width = uniform_width_of(state);
+  const int width = width_about(state);
   return width < kNoisyBelow ? std::optional(width) : std::nullopt;
 }
 
@@ -87,9 +100,9 @@ PlanSummary plan_for(const Target& target, SiteTable& sites, const StepReference
   // meets one of its own size there drowns the next ones. Below 3 bits noise of that size is what
   // was asked for.
   constexpr double kPart = 0.25;  // half of the gradient's norm
-  const bool noisy = energy && uniform_width(sites, reference, target, step) < kNoisyBelow;
-  if (energy && !noisy) *energy *= kPart;
-  return make_plan(sites, reference, target, step, energy);
+  const bool noisy = energy && width_about(sites, reference, target, step) < kNoisyBelow;
+  const auto most = energy && !noisy ? std::optional(kPart * *energy) : energy;
+  return make_plan(sites, reference, target, step, most, energy);
 }
 
 void adopt_plan(State& state, PlanSummary plan) {
@@ -107,9 +120,31 @@ void adopt_plan(State& state, PlanSummary plan) {
 
 void replan(State& state) {
   const Planning& planning = state.planning;
+  const Marked before = marked_now(*state.sites);
   adopt_plan(state, plan_for(*planning.target, *state.sites, planning.reference, state.blocks.steps,
                              planning.gradient_energy));
+  if (planning.products != Planning::Products::kUnwanted)
+    state.planning.remade = remade_by(*state.sites, planning.plan->held_bytes);
+  // What is made from other packets now has another error, which the next step measures. Once:
+  // plans that disagree would be made forever.
+  if (marked_now(*state.sites) != before)
+    state.turns.again = !std::exchange(state.turns.marked, true);
   if (!plan_samples(*state.sites, state.policy)) state.planning.scores = Planning::Scores::kWanted;
+}
+
+void settle_products(State& state) {
+  Planning& planning = state.planning;
+  if (planning.products != Planning::Products::kTimed) return;
+  read_laps(*state.sites, state.blocks.steps);
+  if (planning.exact) {
+    planning.remade =
+        plan_exactly(*state.sites, planning.reference, *planning.exact, state.blocks.steps);
+  } else if (!planning.plan) {
+    mark_until_planned(*state.sites, planning.reference, *planning.target, state.blocks.steps);
+  } else {
+    planning.outgrown = true;  // the plan did not know these times
+  }
+  planning.products = Planning::Products::kPlanned;
 }
 
 void settle_scores(State& state) {

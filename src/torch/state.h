@@ -25,6 +25,7 @@
 #include "torch/plan/guard.h"
 #include "torch/plan/noise.h"
 #include "torch/plan/plan.h"
+#include "torch/plan/remaking.h"
 #include "torch/probe/probe.h"
 #include "torch/store/step_memory.h"
 #include "torch/store/store.h"
@@ -74,6 +75,12 @@ struct Planning {
   // Of samples that have widths of their own. calibrate() packs nothing, so that its plan asks the
   // step that follows for them.
   enum class Scores { kKnown, kWanted, kTaken } scores = Scores::kKnown;
+  // Bytes that a controller of exact tensors has to keep to. It makes no other plan.
+  std::optional<Target> exact;
+  // What running products again would take: nobody asks, the next step says, the last one has said,
+  // a plan was made of it.
+  enum class Products { kUnwanted, kWanted, kTimed, kPlanned } products = Products::kUnwanted;
+  std::optional<RemadePlan> remade;
 };
 
 // Adds to a history of bounded length: when it is full, every second entry goes, never the newest.
@@ -147,6 +154,8 @@ PlanSummary plan_for(const Target& target, SiteTable& sites, const StepReference
                      std::int64_t step, std::optional<double> energy);
 // Puts a plan that was made for the controller's sites into force.
 void adopt_plan(State& state, PlanSummary plan);
+// Plans what products make again if a step has timed them.
+void settle_products(State& state);
 // Plans the widths of samples if a step has taken the scores that were wanted.
 void settle_scores(State& state);
 

@@ -50,8 +50,9 @@ struct ProbeTurns {
   bool replays = true;    // whether the model's call is run again
   bool whole = false;     // with its whole batch
 
-  bool watches = false;                // the block that is open, or about to be
-  bool waits = false;                  // for the backward of a step that was watched
+  bool marked = false;   // the plan's set of products changed, which led to another probe
+  bool watches = false;  // the block that is open, or about to be
+  bool waits = false;    // for the backward of a step that was watched
   std::optional<std::int64_t> warned;  // the step of the last warning about noise
 };
 

@@ -136,8 +136,15 @@ def test_two_targets_at_once_are_both_named():
                 target_of(**pair)
             for name, value in pair.items():
                 assert f"{name}={value!r}" in str(caught.value)
-    with pytest.raises(ValueError, match="bits=None and ratio=8 cannot be given together"):
-        target_of(bits=None, ratio=8)
+    with pytest.raises(ValueError, match="bits=None and level='L2' cannot be given together"):
+        target_of(bits=None, level="L2")
+
+
+def test_bytes_without_rounding():
+    assert target_of(bits=None, ratio=8) == Target("ratio", 8.0, False)
+    assert target_of(bits=None, budget="1kB") == Target("budget", 1000.0, False)
+    with pytest.raises(ValueError, match="bits=None and ratio=8 and budget=9 cannot be given"):
+        target_of(bits=None, ratio=8, budget=9)
 
 
 def due(steps, every, until: int = 4001) -> list[int]:

@@ -11,6 +11,8 @@
 #include <deque>
 #include <utility>
 
+#include "torch/capture/lap.h"
+
 namespace backfold::torch_layer {
 namespace {
 
@@ -24,6 +26,7 @@ struct Thread {
   at::CallbackHandle calls_handle = 0, regions_handle = 0;
   BeginObserver begin_observer = nullptr;
   EndObserver end_observer = nullptr;
+  ProductWatch products;
   // By the address of the name, which belongs to a schema and is the quickest key. An address may
   // be used again (names of Python classes come and go), so the name is compared, too.
   ska::flat_hash_map<const char*, const Operator*> operators;
@@ -125,7 +128,8 @@ std::unique_ptr<at::ObserverContext> begin(const at::RecordFunction& call) {
   if (decision_observer &&
       (running.op->decides || (running.op->decides_on_masks && takes_mask(running))))
     decision_observer();
-  if (running.op->wants_arguments || running.op->copies || thread.begin_observer)
+  const bool product = running.op->product && thread.products.records && !is_inside();
+  if (running.op->wants_arguments || running.op->copies || product || thread.begin_observer)
     running.arguments.assign(inputs.begin(), inputs.end());
   if (thread.begin_observer) thread.begin_observer(running);
   running.is_closed = !thread.begin_observer && !thread.end_observer && closes(running);
@@ -133,6 +137,8 @@ std::unique_ptr<at::ObserverContext> begin(const at::RecordFunction& call) {
   running.is_unwatched =
       running.is_closed && running.op->calls_below_autograd && thread.watches > 0;
   if (running.is_unwatched) at::disableCallback(thread.calls_handle);
+  if (product && thread.products.times && !running.tensors.empty())
+    running.lap = std::make_shared<Lap>(running.tensors[0].first->device());
   return nullptr;
 }
 
@@ -144,6 +150,7 @@ void end(const at::RecordFunction& call, at::ObserverContext*) {
   // Last of all: what observers run would take its place.
   const auto ended = c10::make_scope_exit([&] {
     running.arguments.clear();
+    running.lap.reset();
     --thread.depth;
   });
   if (running.op->copies && copy_observer && !running.arguments.empty() &&
@@ -183,6 +190,7 @@ void observe_recipes(OverwriteObserver overwrite, MadeObserver made) {
 }
 void observe_regions(RegionObserver observer) { region_observer = observer; }
 void observe_decisions(DecisionObserver observer) { decision_observer = observer; }
+void watch_products(ProductWatch watch) { this_thread().products = watch; }
 void observe_calls(BeginObserver begin, EndObserver end) {
   this_thread().begin_observer = begin;
   this_thread().end_observer = end;
@@ -208,6 +216,7 @@ CallWatch::~CallWatch() {
       at::reenableCallback(thread.calls_handle);
     thread.calls[i].arguments.clear();
     thread.calls[i].waiting.clear();
+    thread.calls[i].lap.reset();
   }
   thread.depth = std::min(thread.depth, depth_);
   if (--thread.watches > 0) return;

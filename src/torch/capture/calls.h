@@ -25,6 +25,7 @@
 
 namespace backfold::torch_layer {
 
+class Lap;
 class SharedPacket;
 struct Norm;
 struct Recipe;
@@ -57,6 +58,7 @@ struct Operator {
   const Recipe* recipe = nullptr;
   std::optional<c10::OperatorHandle> again;
   c10::SmallVector<int, 2> exact, left_out;
+  bool product = false;  // whose recipe is watched only where a plan may want it
   // What its kernel calls below autograd saves nothing and is not watched. Seen first, then
   // skipped.
   bool has_kernel_of_autograd = false, has_kernel_of_autocast = false;
@@ -83,6 +85,7 @@ struct RunningCall {
   c10::SmallVector<std::shared_ptr<SharedPacket>, 1> waiting;
   bool recorded = false;         // how its result was made
   Value* overwritten = nullptr;  // that it writes over
+  std::shared_ptr<Lap> lap;      // of a product that is timed
   bool is_closed = false;        // all that it calls runs below autograd
   bool is_unwatched = false;     // so that no callback sees it
 };
@@ -107,6 +110,13 @@ void observe_writes(WriteObserver observer);
 using OverwriteObserver = void (*)(RunningCall& call);
 using MadeObserver = void (*)(RunningCall& call, c10::ArrayRef<c10::IValue> results);
 void observe_recipes(OverwriteObserver overwrite, MadeObserver made);
+
+// Whether calls of products on this thread keep their arguments, so that they can be recorded, and
+// whether they are timed.
+struct ProductWatch {
+  bool records = false, times = false;
+};
+void watch_products(ProductWatch watch);
 
 // Told when a region that the program names (RECORD_USER_SCOPE) begins, with its name, and when it
 // ends, with null.

@@ -186,6 +186,7 @@ Entry::Entry(std::shared_ptr<State> state)
   observe_recipes(observe_overwrite, observe_made);
   observe_regions(observe_region);
   observe_decisions(observe_decision);
+  watch_products(products_watched());
   if (observes_calls()) observe_calls(observe_begin, observe_end);
   state_->blocks.thread = std::this_thread::get_id();
   current_entry = this;
@@ -201,6 +202,7 @@ Entry::~Entry() {
     std::erase(entered().states, state_.get());
   }
   current_entry = outer_;
+  watch_products(outer_ ? outer_->products_watched() : ProductWatch{});
   if (observes_calls()) observe_calls(nullptr, nullptr);
   hook_installer().uninstall();
   try {
@@ -222,16 +224,24 @@ Entry::~Entry() {
     if (saved_something_ && state_->planning.scores == Planning::Scores::kWanted)
       state_->planning.scores = Planning::Scores::kTaken;
   }
-  if (saved_something_ && state_->planning.target) note_reference();
+  Planning& planning = state_->planning;
+  const bool users_own = saved_something_ && !state_->probing.owns_blocks();
+  if (saved_something_ && (planning.target || planning.exact)) note_reference();
+  if (users_own && products_watched().times) planning.products = Planning::Products::kTimed;
   if (saved_something_ && !state_->probing.owns_blocks())
     state_->blocks.met_checkpoint = met_checkpoint_;
   state_->blocks.entered = false;
 }
 
 void Entry::note_reference() {
-  StepReference& reference = state_->planning.reference;
-  if (saved_bytes_ < reference.saved_bytes) return;
-  state_->planning.outgrown |= state_->planning.plan && saved_bytes_ > reference.saved_bytes;
+  Planning& planning = state_->planning;
+  StepReference& reference = planning.reference;
+  // Those of products are of the last step that was timed.
+  const bool times = planning.products == Planning::Products::kWanted;
+  if (saved_bytes_ < reference.saved_bytes && !(planning.exact && times)) return;
+  planning.outgrown |= planning.plan && saved_bytes_ > reference.saved_bytes;
+  if (saved_bytes_ > reference.saved_bytes && planning.products == Planning::Products::kPlanned)
+    planning.products = Planning::Products::kWanted;
   reference = {.saved_bytes = saved_bytes_};
   for (Site& site : state_->sites->sites()) {
     const Ledger& ledger = site.ledger;
@@ -240,6 +250,7 @@ void Entry::note_reference() {
     // What a rule is for is no business of the plan.
     if (ledger.lossy.elements == 0 || site.rule != Policy::kNone)
       reference.fixed_bytes += ledger.held_bytes;
+    if (site.remaking && site.remaking->exact) reference.fixed_bytes += ledger.remade_bytes;
     if (ledger.kind != Kind::kAlive) reference.unique_bytes += ledger.unique_bytes;
   }
 }

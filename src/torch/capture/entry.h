@@ -64,6 +64,7 @@ class Entry {
   bool observes_calls() const {
     return state_->probing.running || state_->options.samples.ids.defined();
   }
+  ProductWatch products_watched() const { return store_.products_watched(); }
   // The block saves this, too.
   void count_save(const at::Tensor& tensor);
   Site& graph_site(std::string_view module, std::string_view name);

@@ -45,7 +45,8 @@ void add_recipe(Operator& op) {
   if (!again || !same_arguments()) return;
   op.recipe = recipe;
   op.again = again;
-  op.wants_arguments = true;
+  op.product = recipe->product;
+  op.wants_arguments |= !op.product;
   for (std::size_t i = 0; i < op.slots.size(); ++i) {
     if (recipe->exact == "*" || is_one_of(op.slots[i], recipe->exact))
       op.exact.push_back(static_cast<int>(i));

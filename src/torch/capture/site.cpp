@@ -135,6 +135,7 @@ Site& SiteTable::site(std::uint32_t landmark, const Operator& op, int slot, int 
     site->occurrence = occurrence;
     if (const auto found = expected_choices_.find(site->name); found != expected_choices_.end())
       site->choice = found->second;
+    site->remade |= expected_remade_.contains(site->name);
   }
   site->own = true;
   return *site;
@@ -203,6 +204,14 @@ void SiteTable::apply(const SiteRecord& record, Site& site) {
   site.reference = record.reference;
   site.rule = record.rule;
   site.shares = record.shares;
+  const auto first = by_name_.find(record.first_saver);
+  site.first_saver = first == by_name_.end() ? nullptr : first->second;
+  site.remade = record.remade;
+  site.runs_products = record.runs_products;
+  site.remaking = record.remaking;
+  for (const std::string& name : record.made_from)
+    if (const auto source = by_name_.find(name); source != by_name_.end())
+      site.remaking->from.push_back(source->second);
   site.memory.reset();
   if (record.ranges.defined() || record.norms.defined() || record.scores.defined()) {
     site.memory = std::make_shared<CodecMemory>();
@@ -239,7 +248,17 @@ std::vector<SiteRecord> SiteTable::records() const {
                        site.shares,
                        site.memory ? site.memory->ranges : at::Tensor(),
                        site.memory ? site.memory->norms : at::Tensor(),
-                       site.memory ? site.memory->scores : at::Tensor()});
+                       site.memory ? site.memory->scores : at::Tensor(),
+                       site.first_saver ? site.first_saver->name : "",
+                       site.remade,
+                       site.runs_products,
+                       site.remaking,
+                       {}});
+    if (!site.remaking) continue;
+    SiteRecord& record = records.back();
+    for (const Site* source : site.remaking->from) record.made_from.push_back(source->name);
+    record.remaking->from.clear();
+    record.remaking->laps.clear();
   }
   return records;
 }
@@ -280,8 +299,12 @@ void SiteTable::take_agreed(const std::vector<SiteRecord>& records) {
   }
 }
 
-void SiteTable::take_choices(std::vector<std::pair<std::string, Choice>> choices) {
+void SiteTable::take_choices(std::vector<std::pair<std::string, Choice>> choices,
+                             const std::vector<std::string>& remade) {
   for (const auto& [name, choice] : choices) check_landmark(name);
+  for (const std::string& name : remade) check_landmark(name);
+  expected_remade_ = {remade.begin(), remade.end()};
+  for (Site& site : sites_) site.remade = expected_remade_.contains(site.name);
   for (const auto& [name, choice] : choices) {
     if (const auto found = by_name_.find(name); found != by_name_.end())
       found->second->choice = choice;

@@ -24,6 +24,7 @@
 #include <string>
 #include <string_view>
 #include <unordered_map>
+#include <unordered_set>
 #include <vector>
 
 #include "torch/capture/calls.h"
@@ -76,6 +77,7 @@ struct Ledger {
   std::int64_t unique_bytes = 0;                    // memory that no earlier save of the step kept
   std::int64_t held_bytes = 0;                      // kept now, by autograd alone, wherever it is
   std::shared_ptr<std::atomic<std::int64_t>> away;  // bytes of it that have left their device
+  std::int64_t remade_bytes = 0;                    // not kept, as products make them again
   std::int64_t duplicate_bytes = 0;                 // saved again and served by what was there
   std::int64_t elements = 0;                        // of packets
   Kind kind = Kind::kPassed;                        // of the save that holds most
@@ -123,6 +125,20 @@ struct Sensitivity {
 
 const char* name_of(Sensitivity::Estimate estimate);
 
+// How the memory that a site was the first to save could be made again by running products, as the
+// last step that timed them has seen it.
+struct Remaking {
+  std::int64_t step = -1;
+  std::int64_t bytes = 0;                  // of that memory
+  bool exact = false;                      // it would be held unrounded
+  std::vector<std::shared_ptr<Lap>> laps;  // of the products
+  c10::SmallVector<Site*, 3> from;         // that keep what it would be made from
+  // Once the laps were read: what they took, and the number of the first product among them, which
+  // tensors that one product makes have in common.
+  double ms = 0;
+  std::int64_t product = 0;
+};
+
 struct Site {
   std::uint32_t path = 0;        // of the module, as last seen
   bool placed = false;           // whether a module was seen
@@ -148,6 +164,12 @@ struct Site {
     Sensitivity sensitivity;
   };
   c10::SmallVector<Also, 1> also;
+  // Who saved the memory of the last save first. What products can make again is decided there:
+  // whether the plan says so; and whether the last save here was served so.
+  Site* first_saver = nullptr;
+  std::optional<Remaking> remaking;
+  bool remade = false;
+  bool runs_products = false;
   // A checkpoint runs again from its tensors. Never rounded to a width that was not measured, nor
   // below `safe`, which the last measurement says is enough; kRawBits: no width is.
   bool starts = false;
@@ -211,6 +233,10 @@ struct SiteRecord {
   int rule = -1;
   std::array<double, 8> shares{};
   at::Tensor ranges, norms, scores;  // what codecs remember, where they do
+  std::string first_saver;
+  bool remade = false, runs_products = false;
+  std::optional<Remaking> remaking;  // without laps, and without what it is made from:
+  std::vector<std::string> made_from;
 };
 
 class SiteTable {
@@ -249,9 +275,10 @@ class SiteTable {
   // What several processes agreed on. Of sites that this process has, the tables, footprints and
   // choices alone; of others all that there is to know.
   void take_agreed(const std::vector<SiteRecord>& records);
-  // Gives sites their choices, now or when they are first seen. Raises as check(), having changed
-  // nothing.
-  void take_choices(std::vector<std::pair<std::string, Choice>> choices);
+  // Gives sites their choices, and marks those that products make again, now or when they are first
+  // seen. Raises as check(), having changed nothing.
+  void take_choices(std::vector<std::pair<std::string, Choice>> choices,
+                    const std::vector<std::string>& remade);
   std::deque<Site>& sites() { return sites_; }
   const std::deque<Site>& sites() const { return sites_; }
 
@@ -265,6 +292,7 @@ class SiteTable {
   ska::flat_hash_map<std::uint64_t, Site*> index_;
   std::unordered_map<std::string, Site*> by_name_;
   std::unordered_map<std::string, Choice> expected_choices_;
+  std::unordered_set<std::string> expected_remade_;
 
   Site& named(const std::string& name);  // makes one that is not there
   void check_landmark(const std::string& site) const;

@@ -163,6 +163,13 @@ ReportPlan plan_from_json(const Fields& fields) {
           .kept = fields.get<std::vector<std::string>>("kept")};
 }
 
+Json remade_as_json(const ReportRemade& remade) {
+  return {{"places", remade.places},
+          {"bytes", remade.bytes},
+          {"held_bytes", remade.held_bytes},
+          {"ms", remade.ms}};
+}
+
 }  // namespace
 
 std::string Report::json() const {
@@ -181,6 +188,7 @@ std::string Report::json() const {
   json["device_peak_bytes"] = device_peak_bytes ? Json(*device_peak_bytes) : Json();
   json["noise"] = noise ? Json(*noise) : Json();
   json["plan"] = plan ? plan_as_json(*plan) : Json();
+  json["remade"] = remade ? remade_as_json(*remade) : Json();
   json["sites"] = Json::array();
   for (const ReportRow& row : rows) json["sites"].push_back(row_as_json(row));
   json["history"] = history_as_json(history);

@@ -89,6 +89,28 @@ at::Tensor tensor_from_json(const std::string& site, const Json& json) {
   return values;
 }
 
+Json remaking_as_json(const SiteRecord& record) {
+  if (!record.remaking) return nullptr;
+  return {{"step", record.remaking->step},       {"bytes", record.remaking->bytes},
+          {"exact", record.remaking->exact},     {"ms", as_json(record.remaking->ms)},
+          {"product", record.remaking->product}, {"from", record.made_from}};
+}
+
+void take_remaking(const Fields& fields, SiteRecord& record) {
+  record.first_saver = fields.get<std::string>("first_saver");
+  record.remade = fields.get<bool>("remade");
+  record.runs_products = fields.get<bool>("runs_products");
+  if (fields["remaking"].is_null()) return;
+  const Fields remaking = fields.within("remaking");
+  record.remaking.emplace();
+  record.remaking->step = remaking.get<std::int64_t>("step");
+  record.remaking->bytes = remaking.get<std::int64_t>("bytes");
+  record.remaking->exact = remaking.get<bool>("exact");
+  record.remaking->ms = as_number(remaking["ms"], kState);
+  record.remaking->product = remaking.get<std::int64_t>("product");
+  record.made_from = remaking.get<std::vector<std::string>>("from");
+}
+
 Json record_as_json(const SiteRecord& record, const Policy& policy) {
   Json also = Json::array();
   for (const auto& [root, sensitivity] : record.also)
@@ -115,6 +137,10 @@ Json record_as_json(const SiteRecord& record, const Policy& policy) {
           {"groups", record.reference.groups},
           {"rule", record.rule},
           {"shares", record.shares},
+          {"first_saver", record.first_saver},
+          {"remade", record.remade},
+          {"runs_products", record.runs_products},
+          {"remaking", remaking_as_json(record)},
           {"ranges", tensor_as_json(record.ranges)},
           {"norms", tensor_as_json(record.norms)},
           {"scores", tensor_as_json(record.scores)}};
@@ -138,6 +164,7 @@ SiteRecord record_from_json(const Fields& fields, const Policy& policy) {
   record.tried = fields.get<bool>("tried");
   record.zero_exact = fields.get<bool>("zero_exact");
   record.starts = fields.get<bool>("starts");
+  take_remaking(fields, record);
   record.last_step = fields.get<std::int64_t>("last_step");
   record.lossy_step = fields.get<std::int64_t>("lossy_step");
   if (!fields["choice"].is_null())

@@ -2,7 +2,9 @@
 
 #include "torch/json/state.h"
 
+#include <algorithm>
 #include <map>
+#include <set>
 #include <string>
 
 #include "torch/json/site.h"
@@ -76,6 +78,7 @@ struct ReadState {
   std::optional<PlanSummary> plan;
   std::optional<double> gradient_energy;
   bool outgrown = false, wants_scores = false;
+  int products = 0;
   std::optional<SketchState> sketch;
   std::optional<ProbeTurns> turns;   // only the fields that are saved
   std::optional<Together> together;  // likewise; none of a process that was alone
@@ -96,6 +99,7 @@ ReadState read(const Json& json, const Policy& policy) {
     read.gradient_energy = as_number(fields["gradient_energy"], kState);
   read.outgrown = fields.get<bool>("outgrown");
   read.wants_scores = fields.get<bool>("wants_scores");
+  read.products = fields.get<int>("products");
   if (!fields["guard"].is_null()) read.sketch = sketch_from_json(fields.within("guard"));
   if (!fields["together"].is_null()) {
     const Fields together = fields.within("together");
@@ -117,8 +121,25 @@ ReadState read(const Json& json, const Policy& policy) {
 
 }  // namespace
 
+namespace {
+
+// What a controller says that wants, or does not want, products to run again is its own business.
+void take_products(State& state, int saved) {
+  using Products = Planning::Products;
+  Planning& planning = state.planning;
+  planning.remade.reset();
+  if (planning.products == Products::kUnwanted) return;
+  const bool planned = saved == static_cast<int>(Products::kPlanned);
+  planning.products = planned ? Products::kPlanned : Products::kWanted;
+  if (planned)
+    planning.remade = remade_by(*state.sites, planning.plan ? planning.plan->held_bytes : 0);
+}
+
+}  // namespace
+
 std::string state_as_json(State& state) {
   settle_scores(state);  // pending scores are not saved
+  settle_products(state);
   const Planning& planning = state.planning;
   Json json;
   json["steps"] = state.blocks.steps;
@@ -130,6 +151,7 @@ std::string state_as_json(State& state) {
   json["plan"] = planning.plan ? summary_as_json(*planning.plan) : Json();
   json["gradient_energy"] = planning.gradient_energy ? as_json(*planning.gradient_energy) : Json();
   json["outgrown"] = planning.outgrown;
+  json["products"] = static_cast<int>(planning.products);
   json["wants_scores"] = planning.scores != Planning::Scores::kKnown;
   json["guard"] = state.guarding.guard ? guard_as_json(*state.guarding.guard) : Json();
   json["probe"] = planning.target ? turns_as_json(state.turns, state.together.pending) : Json();
@@ -152,6 +174,7 @@ void take_state(State& state, std::string_view json) {
   state.planning.plan = read.plan;
   state.planning.gradient_energy = read.gradient_energy;
   state.planning.outgrown = read.outgrown;
+  take_products(state, read.products);
   using Scores = Planning::Scores;
   state.planning.scores = read.wants_scores ? Scores::kWanted : Scores::kKnown;
   forget_turn(state);
@@ -181,7 +204,12 @@ std::string plan_as_json(const State& state) {
   }
   // The width of sites that are not listed.
   const Json bits = state.options.bits ? Json(*state.options.bits) : Json();
-  return Json{{"bits", bits}, {"sites", sites}}.dump(2);
+  std::set<std::string> remade;
+  for (const Site& site : state.sites->sites())
+    if (site.remade) remade.insert(site.name);
+  Json plan{{"bits", bits}, {"sites", sites}};
+  if (!remade.empty()) plan["remade"] = remade;
+  return plan.dump(2);
 }
 
 void take_plan(State& state, std::string_view json) {
@@ -195,7 +223,16 @@ void take_plan(State& state, std::string_view json) {
   const int bits = plan["bits"].get<int>();
   TORCH_CHECK_VALUE(is_width(bits), "plan: bits must be one of ", list_code_widths(), ", got ",
                     bits);
-  state.sites->take_choices(std::move(choices));
+  std::vector<std::string> remade;
+  if (plan.contains("remade")) {
+    TORCH_CHECK_VALUE(
+        plan["remade"].is_array() && std::all_of(plan["remade"].begin(), plan["remade"].end(),
+                                                 [](const Json& name) { return name.is_string(); }),
+        "plan: 'remade' must be a list of site names, got ", plan["remade"].dump());
+    remade = plan["remade"].get<std::vector<std::string>>();
+  }
+  state.sites->take_choices(std::move(choices), remade);
+  if (!remade.empty()) state.planning.products = Planning::Products::kPlanned;
   state.options.bits = bits;
   state.options.adaptive = true;
   state.options.bytes_first = true;  // it may have been made for a budget

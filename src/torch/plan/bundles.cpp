@@ -82,28 +82,71 @@ const c10::SmallVector<Sensitivity::Offer, 1>& Bundle::offers() const {
   return open ? ranked().offers : none;
 }
 
-std::vector<Bundle> bundles_of(SiteTable& sites, std::int64_t step) {
+Marked marked_now(const SiteTable& sites) {
+  Marked marked;
+  for (const Site& site : sites.sites())
+    if (site.remade) marked.insert(&site);
+  return marked;
+}
+
+namespace {
+
+bool is_marked(const Site& site, const Marked& marked) {
+  return site.first_saver && marked.contains(site.first_saver);
+}
+
+// Whether it has a packet of its own.
+bool packs(const Site& site, const Marked& marked) {
+  return !is_marked(site, marked) && (!site.root || site.runs_products);
+}
+
+// What keeps a site's values: itself, or what they are made from.
+void add_keepers(Site& site, const Marked& marked, std::vector<Site*>& keepers) {
+  if (packs(site, marked)) {
+    if (std::find(keepers.begin(), keepers.end(), &site) == keepers.end()) keepers.push_back(&site);
+  } else if (is_marked(site, marked) && !site.runs_products) {
+    if (site.first_saver->remaking)
+      for (Site* source : site.first_saver->remaking->from) add_keepers(*source, marked, keepers);
+  } else {
+    if (site.root) add_keepers(*site.root, marked, keepers);
+    for (const Site::Also& other : site.also)
+      if (site.derived) add_keepers(*other.root, marked, keepers);
+  }
+}
+
+}  // namespace
+
+std::vector<Bundle> bundles_of(SiteTable& sites, std::int64_t step, const Marked& marked) {
   std::map<const Site*, std::size_t> index;
   std::vector<Bundle> bundles;
   for (Site& site : sites.sites()) {
-    if (site.root || site.rule != -1 || !is_current(site, step)) continue;
+    if (!packs(site, marked) || site.rule != -1 || !is_current(site, step)) continue;
     index.emplace(&site, bundles.size());
     Bundle bundle;
     bundle.root = &site;
     bundle.add(site, site.sensitivity);
     bundles.push_back(std::move(bundle));
   }
-  const auto ride = [&](Site& site, const Site* root, const Sensitivity& sensitivity) {
-    const auto found = index.find(root);
-    if (!root || found == index.end()) return;
-    Bundle& bundle = bundles[found->second];
-    bundle.riders.push_back({&site, &sensitivity});
-    bundle.add(site, sensitivity);
+  const auto ride = [&](Site& site, Site& from, const Sensitivity& sensitivity) {
+    std::vector<Site*> keepers;
+    add_keepers(from, marked, keepers);
+    for (const Site* keeper : keepers) {
+      const auto found = index.find(keeper);
+      if (found == index.end() || keeper == &site) continue;
+      Bundle& bundle = bundles[found->second];
+      bundle.riders.push_back({&site, &sensitivity});
+      bundle.add(site, sensitivity);
+    }
   };
   for (Site& site : sites.sites()) {
-    ride(site, site.root, site.sensitivity);
+    if (packs(site, marked)) continue;
+    if (is_marked(site, marked) && !site.runs_products) {
+      if (is_current(site, step)) ride(site, site, site.sensitivity);
+      continue;
+    }
+    if (site.root) ride(site, *site.root, site.sensitivity);
     for (const Site::Also& other : site.also)
-      if (site.derived) ride(site, other.root, other.sensitivity);
+      if (site.derived) ride(site, *other.root, other.sensitivity);
   }
   // The order in which sites were first seen must not matter.
   std::sort(bundles.begin(), bundles.end(),

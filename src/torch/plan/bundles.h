@@ -9,6 +9,7 @@
 #include <c10/util/SmallVector.h>
 
 #include <cstdint>
+#include <set>
 #include <vector>
 
 #include "torch/capture/site.h"
@@ -46,8 +47,15 @@ struct Bundle {
   const c10::SmallVector<Sensitivity::Offer, 1>& offers() const;
 };
 
-// The bundles that recent steps saved, sorted by the name of their root.
-std::vector<Bundle> bundles_of(SiteTable& sites, std::int64_t step);
+// First savers of memory that products make again.
+using Marked = std::set<const Site*>;
+// Those that the plan in force has marked.
+Marked marked_now(const SiteTable& sites);
+
+// The bundles that recent steps saved, sorted by the name of their root, if products made again
+// what is marked. Sites that were not served so yet ride on what they would be made from, with the
+// error that rounding them alone would have.
+std::vector<Bundle> bundles_of(SiteTable& sites, std::int64_t step, const Marked& marked);
 
 // One way to keep a bundle.
 struct Option {

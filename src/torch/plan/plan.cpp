@@ -13,6 +13,7 @@
 
 #include "backfold/planner.h"
 #include "torch/plan/bundles.h"
+#include "torch/plan/remaking.h"
 
 namespace backfold::torch_layer {
 namespace {
@@ -82,15 +83,18 @@ double error_at(const Sensitivity& sensitivity, int bits) {
   return scaled(table.back());
 }
 
-int uniform_width(const SiteTable& sites, const StepReference& reference, const Target& target,
-                  std::int64_t step) {
-  if (target.kind == Target::Kind::kBits) return widest_within(target.value);
-  if (reference.saved_bytes == 0)
-    return target.kind == Target::Kind::kRatio ? widest_within(32 / target.value - 0.25) : 2;
-  const std::vector<Bundle> bundles = bundles_of(const_cast<SiteTable&>(sites), step);
-  const std::int64_t allowed = allowance(target, reference, bundles);
-  int best = 0;
-  std::int64_t least = 0;
+namespace {
+
+struct Uniform {
+  int width = 0;           // 0: none meets the target
+  std::int64_t least = 0;  // that bundles take
+};
+
+Uniform widest_uniform(const SiteTable& sites, const StepReference& reference, const Target& target,
+                       std::int64_t step, const Marked& marked) {
+  const std::vector<Bundle> bundles = bundles_of(const_cast<SiteTable&>(sites), step, marked);
+  const std::int64_t allowed = allowance(target, reference, bundles) + exact_bytes(sites, marked);
+  Uniform best;
   for (const int width : kCodeWidths) {
     std::int64_t bytes = 0;
     for (const Bundle& bundle : bundles) {
@@ -100,11 +104,41 @@ int uniform_width(const SiteTable& sites, const StepReference& reference, const 
       bytes += bytes_at(bundle.root->reference,
                         unknown ? std::max(width, 4) : width_from(target, bundle, width), {});
     }
-    if (width == kCodeWidths.front()) least = bytes;
-    if (bytes <= allowed) best = width;
+    if (width == kCodeWidths.front()) best.least = bytes - exact_bytes(sites, marked);
+    if (bytes <= allowed) best.width = width;
   }
-  if (best == 0) refuse(sites, reference, target, least, step);
   return best;
+}
+
+}  // namespace
+
+int uniform_width(const SiteTable& sites, const StepReference& reference, const Target& target,
+                  std::int64_t step) {
+  if (target.kind != Target::Kind::kBits && reference.saved_bytes > 0) {
+    const Uniform best = widest_uniform(sites, reference, target, step, marked_now(sites));
+    if (best.width == 0) refuse(sites, reference, target, best.least, step);
+  }
+  return width_about(sites, reference, target, step);
+}
+
+int width_about(const SiteTable& sites, const StepReference& reference, const Target& target,
+                std::int64_t step) {
+  if (target.kind == Target::Kind::kBits) return widest_within(target.value);
+  if (reference.saved_bytes == 0)
+    return target.kind == Target::Kind::kRatio ? widest_within(32 / target.value - 0.25) : 2;
+  return std::max(1, widest_uniform(sites, reference, target, step, marked_now(sites)).width);
+}
+
+void mark_until_planned(SiteTable& sites, const StepReference& reference, const Target& target,
+                        std::int64_t step) {
+  if (target.kind == Target::Kind::kBits || reference.saved_bytes == 0) return;
+  Marked marked = marked_now(sites);
+  constexpr int kEnough = 2;  // bits
+  for (const RemakingUnit& unit : units_for(sites, reference, target, step)) {
+    if (widest_uniform(sites, reference, target, step, marked).width >= kEnough) break;
+    marked.insert(unit.sites.begin(), unit.sites.end());
+  }
+  for (Site& site : sites.sites()) site.remade = marked.contains(&site);
 }
 
 namespace {
@@ -123,14 +157,21 @@ struct Solution {
   double error = 0, uniform_error = 0;
 };
 
-// With `room` times what the target allows.
-Solution solve(SiteTable& sites, const StepReference& reference, const Target& target,
-               std::int64_t step, const std::set<const Site*>& kept = {}, double room = 1) {
+// With `room` times what the target allows. None where no plan is possible, and `least` is given:
+// what bundles take at least.
+std::optional<Solution> solve(SiteTable& sites, const StepReference& reference,
+                              const Target& target, std::int64_t step, const Marked& marked,
+                              const std::set<const Site*>& kept = {}, double room = 1,
+                              std::int64_t* least_possible = nullptr) {
   Solution solution;
-  solution.bundles = bundles_of(sites, step);
+  solution.bundles = bundles_of(sites, step, marked);
   std::vector<Bundle> open = solution.bundles;
   std::erase_if(open, [&](const Bundle& bundle) { return kept.contains(bundle.root); });
-  const int uniform = uniform_width(sites, reference, target, step);
+  const bool bits = target.kind == Target::Kind::kBits;
+  // Where not even the fewest bits meet the target, sites without a table have those.
+  const int uniform =
+      bits ? widest_within(target.value)
+           : std::max(1, widest_uniform(sites, reference, target, step, marked).width);
   std::vector<PlanSite> menus;
   std::vector<std::vector<Option>> options;
   std::int64_t least = 0;
@@ -148,11 +189,16 @@ Solution solve(SiteTable& sites, const StepReference& reference, const Target& t
                  ->bytes;
     menus.push_back(std::move(menu));
   }
-  auto allowed =
-      static_cast<std::int64_t>(room * static_cast<double>(allowance(target, reference, open)));
+  const std::int64_t spared = bits ? 0 : exact_bytes(sites, marked);
+  auto allowed = static_cast<std::int64_t>(
+      room * static_cast<double>(allowance(target, reference, open) + spared));
   // If floors rule the mean out, the plan comes as close to it as they allow.
-  if (target.kind == Target::Kind::kBits) allowed = std::max(allowed, least);
-  if (least > allowed) refuse(sites, reference, target, least, step);
+  if (bits) allowed = std::max(allowed, least);
+  if (least > allowed) {
+    if (!least_possible) refuse(sites, reference, target, least - spared, step);
+    *least_possible = least - spared;
+    return std::nullopt;
+  }
   Plan plan;
   const Status status = backfold::make_plan(menus, allowed, &plan);
   TORCH_CHECK(status.ok(), "backfold: ", status.message());
@@ -199,27 +245,67 @@ void share_with_earlier(Site& site) {
 
 double error_for(const SiteTable& sites, const StepReference& reference, const Target& target,
                  std::int64_t step) {
-  return solve(const_cast<SiteTable&>(sites), reference, target, step).error;
+  return solve(const_cast<SiteTable&>(sites), reference, target, step, marked_now(sites))->error;
 }
 
+namespace {
+
+// The fewest marked tensors that allow a plan with no more error than `most`: of those that
+// remaking_order() gives, a first part.
+Marked enough_marked(SiteTable& sites, const StepReference& reference, const Target& target,
+                     std::int64_t step, std::optional<double> most) {
+  const std::vector<RemakingUnit> units = units_for(sites, reference, target, step);
+  const auto first = [&](std::size_t count) {
+    Marked marked;
+    for (std::size_t i = 0; i < count; ++i)
+      marked.insert(units[i].sites.begin(), units[i].sites.end());
+    return marked;
+  };
+  std::int64_t least = 0;
+  const auto works = [&](std::size_t count, bool exactly) {
+    const auto solution = solve(sites, reference, target, step, first(count), {}, 1, &least);
+    return solution && (!exactly || !most || solution->error <= *most);
+  };
+  for (const bool exactly : {true, false}) {
+    if (works(0, exactly)) return {};
+    if (!works(units.size(), exactly)) continue;
+    std::size_t low = 0, high = units.size();  // does not work, works
+    while (high - low > 1) {
+      const std::size_t middle = (low + high) / 2;
+      (works(middle, exactly) ? high : low) = middle;
+    }
+    return first(high);
+  }
+  refuse(sites, reference, target, least, step);
+}
+
+}  // namespace
+
 PlanSummary make_plan(SiteTable& sites, const StepReference& reference, const Target& target,
-                      std::int64_t step, std::optional<double> most) {
+                      std::int64_t step, std::optional<double> most, std::optional<double> energy) {
   std::set<const Site*> kept;
-  Solution solution = solve(sites, reference, target, step);
+  Marked marked;
+  if (target.kind != Target::Kind::kBits) {
+    constexpr double kPart = 0.25;
+    const auto limit = energy ? std::optional(kPart * *energy) : std::nullopt;
+    marked = enough_marked(sites, reference, target, step, limit);
+  }
+  Solution solution = *solve(sites, reference, target, step, marked);
   bool raised = false;
   for (const double room : kMoreRoom) {
     if (!most || solution.error <= *most || target.kind == Target::Kind::kBudget || raised) break;
-    Solution roomier = solve(sites, reference, target, step, kept, room);
+    Solution roomier = *solve(sites, reference, target, step, marked, kept, room);
     raised = roomier.error <= *most;
     if (raised) solution = std::move(roomier);
   }
   while (most && solution.error > *most) {
     if (!keep_worst(solution, *most, kept)) break;
-    solution = solve(sites, reference, target, step, kept);
+    solution = *solve(sites, reference, target, step, marked, kept);
   }
+  for (Site& site : sites.sites()) site.remade = marked.contains(&site);
   PlanSummary summary{.step = step,
                       .sites = 0,
-                      .held_bytes = reference.fixed_bytes,
+                      .held_bytes = reference.fixed_bytes - exact_bytes(sites, marked),
                       .mean_bits = 0,
                       .error = solution.error,
                       .uniform_error = solution.uniform_error,

@@ -45,12 +45,23 @@ double error_at(const Sensitivity& sensitivity, int bits);
 int uniform_width(const SiteTable& sites, const StepReference& reference, const Target& target,
                   std::int64_t step);
 
+// The same, but 1 bit where no width meets the target.
+int width_about(const SiteTable& sites, const StepReference& reference, const Target& target,
+                std::int64_t step);
+
+// Before the first plan: where no width of 2 bits or more meets a target of bytes, marks tensors
+// that products are to make again until one does, as far as there are any.
+void mark_until_planned(SiteTable& sites, const StepReference& reference, const Target& target,
+                        std::int64_t step);
+
 // Chooses a width and grouping for every site with a table and writes it to the site. If the plan's
 // error would exceed `most`, if given, it takes up to twice what a target of bits or ratio allows.
 // Where that is not enough, or not allowed, the sites that cause the error are kept unfolded. They
 // count towards a budget, but not towards a target of bits or ratio.
+// Where a target of bytes cannot be met by widths, or not with an error of a quarter of `energy`,
+// it first marks tensors that products make again, as few as are enough.
 PlanSummary make_plan(SiteTable& sites, const StepReference& reference, const Target& target,
-                      std::int64_t step, std::optional<double> most);
+                      std::int64_t step, std::optional<double> most, std::optional<double> energy);
 
 // The error that a plan for another target would have. Changes nothing.
 double error_for(const SiteTable& sites, const StepReference& reference, const Target& target,

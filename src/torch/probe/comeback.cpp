@@ -64,9 +64,7 @@ Comeback Probe::comeback_of(const at::Tensor& tensor, Site& site,
   }
   if (site.derived) comeback.derived = store.derivation_of(tensor, site);
   if (comeback.derived) {
-    std::vector<const Hold*> references;
-    comeback.derived->references(references);
-    for (const Hold* reference : references)
+    for (const Hold* reference : comeback.derived->references())
       if (const auto leaf = leaves_[reference].lock()) comeback.leaves.push_back(leaf);
     if (!comeback.leaves.empty()) return comeback;
     comeback.derived = nullptr;

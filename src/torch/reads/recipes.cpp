@@ -2,6 +2,7 @@
 
 #include "torch/reads/recipes.h"
 
+#include <ATen/Context.h>
 #include <ATen/Functions.h>
 
 #include <algorithm>
@@ -25,6 +26,14 @@ bool drops(const Call& call) {
   return train.isNone() || (train.isBool() && train.toBool());
 }
 
+// Attention whose second run needs no random numbers.
+bool drops_nothing(const Call& call) { return equals(call["dropout_p"], 0); }
+
+// While cuDNN tries kernels out, a second run may have another one.
+bool has_one_kernel(const Call& call) {
+  return !call["input"].toTensor().is_cuda() || !at::globalContext().benchmarkCuDNN();
+}
+
 // Squares and cubes: what norms and GELUs written out by hand take.
 bool is_small_power(const Call& call) {
   const c10::IValue& exponent = call["exponent"];
@@ -45,6 +54,11 @@ constexpr Recipe norm(std::string_view op, int statistics, std::string_view left
           .companions = statistics,
           .fused = Fused::kNorm,
           .when = is_training};
+}
+
+constexpr Recipe product(std::string_view op, std::string_view exact = {},
+                         bool (*when)(const Call&) = nullptr) {
+  return {.op = op, .exact = exact, .product = true, .when = when};
 }
 
 constexpr std::string_view kRunning = "running_mean running_var";
@@ -157,6 +171,20 @@ constexpr Recipe kRecipes[] = {
     {"aten::avg_pool2d"},
     {"aten::upsample_nearest2d"},
     {"aten::upsample_bilinear2d"},
+
+    // Products. Softmax of rounded values is biased.
+    product("aten::mm"),
+    product("aten::addmm"),
+    product("aten::bmm"),
+    product("aten::baddbmm"),
+    product("aten::convolution", {}, has_one_kernel),
+    product("aten::_scaled_dot_product_flash_attention", "*", drops_nothing),
+    product("aten::_scaled_dot_product_flash_attention_for_cpu", "*", drops_nothing),
+    product("aten::_scaled_dot_product_efficient_attention", "*", drops_nothing),
+    product("aten::_scaled_dot_product_cudnn_attention", "*", drops_nothing),
+    product("aten::_softmax", "*"),
+    product("aten::_safe_softmax", "*"),
+    product("aten::_log_softmax", "*"),
 };
 
 at::Tensor by_dropout(const RecipeInputs& inputs) {

@@ -1,13 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Recipes: operations that are cheap enough to run again.
+// Recipes: operations that give the same result when they run again.
 //
 // Autograd saves both ends of most cheap operations: GELU's input for GELU, its result for the next
 // linear layer. Where one end is kept anyway, the other needs no memory: it is made again when
 // backward asks for it. The table in recipes.cpp lists the operators that can be, one row each.
-// Their arguments may be rounded tensors, unless a row says otherwise: what they make is then as
-// good as their arguments, for operators that are linear exactly so, for the others nearly (the
-// bias of GELU is part of the error that a probe measures).
+// Most are cheap. Matrix products, convolutions, attention and softmax are not: they run again only
+// where a plan says so, for the sake of a budget. Their arguments may be rounded tensors, unless a
+// row says otherwise: what they make is then as good as their arguments, for operators that are
+// linear exactly so, for the others nearly (the bias of GELU is part of the error that a probe
+// measures).
 
 #ifndef BACKFOLD_TORCH_READS_RECIPES_H_
 #define BACKFOLD_TORCH_READS_RECIPES_H_
@@ -61,6 +63,7 @@ struct Recipe {
     kNorm,
   };
   Fused fused = Fused::kNone;
+  bool product = false;  // takes time: only where a plan says so
   // If given, only calls for which it returns true can be run again.
   bool (*when)(const Call& call) = nullptr;
 };

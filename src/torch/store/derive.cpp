@@ -45,6 +45,7 @@ std::shared_ptr<Derived> Store::derived(Value& value, const Need& need) {
     const bool serves = !need.exact && !need.rows && effort.bits >= need.bits;
     if (!effort.rounded || serves) return known;
   }
+  if (value.op->product && !need.products) return nullptr;
   Effort effort;
   std::vector<Source> sources = sources_of(value, need, effort);
   if (sources.empty()) return nullptr;
@@ -157,11 +158,14 @@ std::shared_ptr<Derived> Store::derivation_of(const at::Tensor& tensor, Site& si
   const Tracked* tracked = known(tensor);
   Value* value = tracked ? tracked->value : nullptr;
   if (!value || !value->op || value->type != tensor.scalar_type()) return nullptr;
-  return derived(*value, {.exact = true,
-                          .bits = 0,
-                          .bytes = saved_bytes(tensor),
-                          .instead = saved_bytes(tensor) / 16,
-                          .reader = site});
+  auto made = derived(*value, {.exact = true,
+                               .bits = 0,
+                               .bytes = saved_bytes(tensor),
+                               .instead = saved_bytes(tensor) / 16,
+                               .products = site.runs_products,
+                               .reader = site});
+  value->saved |= made != nullptr;
+  return made;
 }
 
 Saved Store::observe(Saving& saving, Tracked& tracked) {
@@ -179,8 +183,28 @@ bool Store::is_derivable(const Saving& saving, const Tracked& tracked) {
     return false;
   Need need = need_of(saving);
   need.bits = 0;  // what the values need is known when they are read
+  need.products = tracked.site->remade;
   Effort effort;
   return !sources_of(*value, need, effort).empty();
+}
+
+void Store::note_remaking(const Saving& saving, const Tracked& tracked) {
+  Need need = need_of(saving);
+  need.products = true;
+  need.instead = std::min(need.instead, saving.bytes / 16);
+  need.bits = 0;  // the plan decides on those of its sources
+  Effort effort;
+  Site& site = *tracked.site;
+  site.remaking.reset();
+  if (saving.site.alive || sources_of(*tracked.value, need, effort).empty() || effort.products == 0)
+    return;
+  Remaking& remaking = site.remaking.emplace();
+  remaking.step = saving.step;
+  remaking.bytes = static_cast<std::int64_t>(saving.tensor.storage().nbytes());
+  remaking.exact = saving.demand.reads == Reads::kExactly || !saving.width.choice;
+  remaking.laps.assign(effort.laps.begin(), effort.laps.end());
+  for (const auto& [kept, leaf] : effort.leaves)
+    if (leaf.site) remaking.from.push_back(const_cast<Site*>(leaf.site));
 }
 
 void Store::note_spared(const Saving& saving, Value& value, const Effort& effort,
@@ -218,19 +242,32 @@ std::optional<Saved> Store::derive(Saving& saving, Tracked& tracked) {
       value->version != tensor._version() || value->type != tensor.scalar_type())
     return std::nullopt;
   const bool known = !value->derived.expired();
-  const auto made = derived(*value, need_of(saving));
+  if (options_.times_products) note_remaking(saving, tracked);
+  Need need = need_of(saving);
+  need.products = tracked.site->remade;
+  if (need.products) {
+    need.instead = std::min(need.instead, saving.bytes / 16);
+    // A plan that was read from a file has widths for packets alone.
+    if (!saving.site.choice) need.bits = 0;
+  }
+  const auto made = derived(*value, need);
   if (!made) return std::nullopt;
+  value->saved = true;
   made->save(tensor.storage());
   Ledger& ledger = book(saving);
   ledger.unique_bytes += saving.first ? static_cast<std::int64_t>(tensor.storage().nbytes()) : 0;
   const Effort& effort = made->effort();
   const std::int64_t instead = known ? 0 : effort.instead();
   if (instead > 0) made->charge(hold_bytes(saving, instead));
+  saving.site.runs_products = effort.products > 0;
+  if (saving.site.runs_products) saving.site.last_step = saving.step;
+  if (saving.site.runs_products && !known)
+    ledger.remade_bytes += static_cast<std::int64_t>(tensor.storage().nbytes());
   describe(ledger, Kind::kDerived, effort.rounded ? effort.bits : 0, "made again", instead);
   note_recipe(ledger, *made, saving.bytes);
   note_spared(saving, *value, effort, instead);
   note_roots(saving.site, made->roots());
-  if (saving.site.root) {
+  if (saving.site.root || saving.site.runs_products) {
     saving.site.floor = std::max(saving.site.floor, saving.demand.bits);
     count_packet(ledger.apart, tensor, tensor.numel());
   }

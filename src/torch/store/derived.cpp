@@ -71,6 +71,21 @@ void place(std::vector<c10::IValue>& arguments, c10::ArrayRef<Source> sources,
   }
 }
 
+std::vector<Site*> roots_of(c10::ArrayRef<Source> sources) {
+  std::vector<Site*> roots;
+  const auto add = [&](Site* site) {
+    if (std::find(roots.begin(), roots.end(), site) == roots.end()) roots.push_back(site);
+  };
+  for (const Source& source : sources) {
+    if (const auto* packet = std::get_if<std::shared_ptr<SharedPacket>>(&source.kept)) {
+      if ((*packet)->is_planned()) add(&(*packet)->site());
+    } else if (const auto* derived = std::get_if<std::shared_ptr<Derived>>(&source.kept)) {
+      for (Site* site : (*derived)->roots()) add(site);
+    }
+  }
+  return roots;
+}
+
 // Whether a storage still has the memory that is read: its owner may free it, as FSDP does.
 bool holds(const c10::Storage& storage, const Source& source) {
   const Span span = span_of(source.view);
@@ -172,10 +187,32 @@ at::Tensor run_again(const Derived::Making& making, c10::ArrayRef<at::Tensor> so
 Derived::Derived(Making making, Effort effort, const Site& site)
     : making_(std::move(making)),
       effort_(std::move(effort)),
+      roots_(roots_of(making_.sources)),
       site_(site),
-      flags_(RunFlags::now()) {}
+      flags_(RunFlags::now()) {
+  for (const Source& source : making_.sources)
+    if (const auto* derived = std::get_if<std::shared_ptr<Derived>>(&source.kept))
+      (*derived)->expect_user();
+}
 
-Derived::~Derived() { drop_recent(this); }
+Derived::~Derived() {
+  drop_recent(this);
+  if (ran_) return;
+  for (const Source& source : making_.sources)
+    if (const auto* derived = std::get_if<std::shared_ptr<Derived>>(&source.kept))
+      (*derived)->lose_user();
+}
+
+void Derived::expect_user() {
+  const std::lock_guard lock(mutex_);
+  if (making_.op->product && !original_) ++users_;
+}
+
+void Derived::lose_user() {
+  std::optional<c10::Storage> awaited;  // freed after the lock
+  const std::lock_guard lock(mutex_);
+  if (users_ > 0 && --users_ + expected_ == 0) std::swap(awaited, awaiting_);
+}
 
 void Derived::save(const c10::Storage& storage) {
   const std::lock_guard lock(mutex_);
@@ -204,6 +241,7 @@ at::Tensor Derived::checked(const Source& source) const {
 }
 
 c10::Storage Derived::run() const {
+  ran_ = true;
   const c10::DeviceGuard guard(making_.device);
   const AsBefore as_before(flags_);
   if (effort_.rounded)
@@ -216,6 +254,12 @@ c10::Storage Derived::run() const {
 }
 
 std::optional<at::Tensor> Derived::with(const Other& other) {
+  Changed changed;
+  return with(other, changed);
+}
+
+std::optional<at::Tensor> Derived::with(const Other& other, Changed& made_before) {
+  if (const auto known = made_before.find(this); known != made_before.end()) return known->second;
   std::vector<at::Tensor> tensors;
   bool changed = false;
   for (const Source& source : making_.sources) {
@@ -223,25 +267,36 @@ std::optional<at::Tensor> Derived::with(const Other& other) {
     if (const auto* hold = std::get_if<std::shared_ptr<Hold>>(&source.kept)) {
       tensor = other(**hold, source.view);
     } else if (const auto* derived = std::get_if<std::shared_ptr<Derived>>(&source.kept)) {
-      if (const auto made = (*derived)->with(other))
+      if (const auto made = (*derived)->with(other, made_before))
         tensor = tensor_at(made->storage(), source.view, source.type);
     }
     changed |= tensor.defined();
     tensors.push_back(tensor.defined() ? tensor : source.get());
   }
-  if (!changed) return std::nullopt;
+  std::optional<at::Tensor>& result = made_before[this];
+  if (!changed) return result;
   at::Tensor bits;
   if (making_.op->recipe->on_rounded == Recipe::OnRounded::kBits)
     bits = tensor_at(make(), making_.view, making_.type);
-  return run_again(making_, tensors, bits, true);
+  result = run_again(making_, tensors, bits, true);
+  return result;
 }
 
-void Derived::references(std::vector<const Hold*>& all) const {
+std::vector<const Hold*> Derived::references() const {
+  std::vector<const Hold*> all;
+  Seen seen;
+  references(all, seen);
+  return all;
+}
+
+void Derived::references(std::vector<const Hold*>& all, Seen& seen) const {
+  if (!seen.insert(this).second) return;
   for (const Source& source : making_.sources) {
-    if (const auto* hold = std::get_if<std::shared_ptr<Hold>>(&source.kept))
-      all.push_back(hold->get());
-    if (const auto* derived = std::get_if<std::shared_ptr<Derived>>(&source.kept))
-      (*derived)->references(all);
+    if (const auto* hold = std::get_if<std::shared_ptr<Hold>>(&source.kept)) {
+      if (std::find(all.begin(), all.end(), hold->get()) == all.end()) all.push_back(hold->get());
+    } else if (const auto* derived = std::get_if<std::shared_ptr<Derived>>(&source.kept)) {
+      (*derived)->references(all, seen);
+    }
   }
 }
 
@@ -261,18 +316,32 @@ c10::Storage Derived::shared(bool share) {
 c10::Storage Derived::make() {
   const std::lock_guard lock(mutex_);
   const c10::Storage made = shared(true);
-  if (expected_ > 0 && !kept_ && effort_.operators.size() >= kLongChain) keep_recent(this, made);
+  if (users_ > 0 && --users_ + expected_ == 0) {
+    awaiting_.reset();
+  } else if (effort_.products > 0) {
+    await_others(made);
+  } else if (expected_ > 0 && !kept_ && effort_.operators.size() >= kLongChain) {
+    keep_recent(this, made);
+  }
   return made;
+}
+
+void Derived::await_others(const c10::Storage& made) {
+  if (expected_ + users_ > 0 && !kept_ && !awaiting_) awaiting_ = made;
 }
 
 at::Tensor Derived::restore(const View& view, bool share) {
   const std::lock_guard lock(mutex_);
   if (expected_ > 0) --expected_;
+  std::optional<c10::Storage> awaited;  // by this reader, the last
+  if (expected_ + users_ == 0) std::swap(awaited, awaiting_);
   if (original_)
     if (auto storage = original_->lock(); storage && storage->nbytes() == original_bytes_)
       return tensor_at(c10::Storage(std::move(storage)), view, making_.type);
   const c10::Storage made = shared(share);
-  if (expected_ == 0) {
+  if (effort_.products > 0) {
+    if (share) await_others(made);
+  } else if (expected_ == 0) {
     drop_recent(this);
   } else if (share && !kept_) {
     keep_recent(this, made);
@@ -288,26 +357,12 @@ void Derived::keep() {
   kept_ = shared(true);
   making_.sources.clear();
   making_.bits.reset();
+  awaiting_.reset();
 }
 
 void Derived::forget_original() {
   const std::lock_guard lock(mutex_);
   original_.reset();
-}
-
-std::vector<Site*> Derived::roots() const {
-  std::vector<Site*> roots;
-  const auto add = [&](Site* site) {
-    if (std::find(roots.begin(), roots.end(), site) == roots.end()) roots.push_back(site);
-  };
-  for (const Source& source : making_.sources) {
-    if (const auto* packet = std::get_if<std::shared_ptr<SharedPacket>>(&source.kept)) {
-      if ((*packet)->is_planned()) add(&(*packet)->site());
-    } else if (const auto* derived = std::get_if<std::shared_ptr<Derived>>(&source.kept)) {
-      for (Site* site : (*derived)->roots()) add(site);
-    }
-  }
-  return roots;
 }
 
 }  // namespace backfold::torch_layer

@@ -15,14 +15,17 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <utility>
 #include <variant>
 #include <vector>
 
 #include "torch/capture/calls.h"
+#include "torch/capture/lap.h"
 #include "torch/capture/site.h"
 #include "torch/store/geometry.h"
 #include "torch/store/shared_packet.h"
@@ -56,6 +59,8 @@ struct Effort {
   bool rounded = false;                                      // some leaf is
   bool one_pass = true;                                      // as far as the operators tell
   int bits = 16;                                             // the fewest of a rounded one
+  int products = 0;                                          // among the operators
+  c10::SmallVector<std::shared_ptr<Lap>, 2> laps;            // of those, where they are timed
   // Bytes that are allocated at most while its operators run one after the other, the result
   // included, and of the largest tensor among those.
   std::int64_t peak = 0, largest = 0;
@@ -126,8 +131,8 @@ class Derived {
   // for a view of one, where it gives any. None where that changes nothing.
   using Other = std::function<at::Tensor(const Hold& hold, const View& view)>;
   std::optional<at::Tensor> with(const Other& other);
-  // References among its sources, and those of its sources.
-  void references(std::vector<const Hold*>& all) const;
+  // References among its sources, and those of its sources, each once.
+  std::vector<const Hold*> references() const;
   // A source is about to change: from now on the result is held.
   void keep();
   // The memory of the result is about to change.
@@ -136,7 +141,7 @@ class Derived {
   const Effort& effort() const { return effort_; }
   std::int64_t bytes() const { return bytes_of(making_.view, making_.type); }
   // The sites whose packets it is made from, each once.
-  std::vector<Site*> roots() const;
+  const std::vector<Site*>& roots() const { return roots_; }
 
  private:
   // Recipes as one kernel runs them: what is done to the values of which packet.
@@ -160,8 +165,14 @@ class Derived {
     bool begins_with(const Source& source) const;
   };
 
+  // What with() has made so far of it and its sources.
+  using Changed = std::map<const Derived*, std::optional<at::Tensor>>;
+  std::optional<at::Tensor> with(const Other& other, Changed& changed);
+  using Seen = std::set<const Derived*>;
+  void references(std::vector<const Hold*>& all, Seen& seen) const;
+
   c10::Storage shared(bool share);
-  c10::Storage run() const;
+  c10::Storage run() const;  // with mutex_ held
   // A source, or an error where the memory that it refers to is not what it was.
   at::Tensor checked(const Source& source) const;
   // store/one_pass.cpp. Adds this recipe, and those below it, to a pass; false where they do not
@@ -177,8 +188,14 @@ class Derived {
   bool in_same_order(const View& view) const;
   std::optional<c10::Storage> run_in_one_pass() const;
 
+  // Products are not to be run again for each who asks: kept while more are expected.
+  void await_others(const c10::Storage& made);
+  void expect_user();
+  void lose_user();
+
   Making making_;
   const Effort effort_;
+  const std::vector<Site*> roots_;
   const Site& site_;
   const RunFlags flags_;
   std::optional<WeakStorage> original_;
@@ -186,6 +203,9 @@ class Derived {
   std::mutex mutex_;
   DecodedOnce made_;
   int expected_ = 0;  // readers
+  int users_ = 0;     // of a product that nobody reads: others that are made from it
+  mutable bool ran_ = false;
+  std::optional<c10::Storage> awaiting_;
   std::optional<c10::Storage> kept_;
   std::optional<c10::Stream> kept_on_;
   Charge charge_;

@@ -102,6 +102,8 @@ void Store::record(RunningCall& call, const at::Tensor& result,
   // Tensors outside of the graph may be written by kernels that nobody announces. A call may save
   // such a result before the one that is asked for.
   if (!options_.derive || !result.requires_grad()) return;
+  if (op.product && (!options_.products || call.arguments.empty())) return;
+  if (call.lap) call.lap->end();
   call.recorded = true;
   if (obstacle_in(result) || !fills_its_storage(result) ||
       static_cast<std::int64_t>(result.nbytes()) < options_.min_bytes ||
@@ -178,6 +180,7 @@ void Store::record(RunningCall& call, const at::Tensor& result,
   value.view = view_in_span(result, 0);
   value.inputs = std::move(inputs);
   value.arguments = std::move(arguments);
+  value.lap = call.lap;
   home.value = &value;
 }
 

@@ -6,6 +6,10 @@
 // parameters, and memory that is still alive and smaller. It is bounded in operators, large
 // sources, bytes allocated on the way and bytes moved: where a packet of its own would be made and
 // read in half the time, a tensor has one, unless the user asked for a number of bytes.
+//
+// Products are links of a chain only where the plan marked the site that saved the tensor. Such a
+// tensor is made once for all its readers in backward, so for others it is a source like a packet:
+// chains end there, and what they take together is the plan's business (plan/remaking.h).
 
 #include <algorithm>
 
@@ -26,6 +30,10 @@ constexpr int kMostSources = 2;
 // Tensors, of the chain's largest, that may be alive at once while the result is made, which may be
 // the narrowest of them.
 constexpr std::int64_t kMostAtOnce = 3;
+// The same for chains with products: attention has three large arguments, and perhaps a mask.
+constexpr std::size_t kMostOperationsOfProduct = 24;
+constexpr int kMostSourcesOfProduct = 4;
+constexpr std::int64_t kMostAtOnceOfProduct = 6;
 
 }  // namespace
 
@@ -67,6 +75,9 @@ void Effort::add(const Effort& other) {
   rounded |= other.rounded;
   one_pass &= other.one_pass;
   bits = std::min(bits, other.bits);
+  products += other.products;
+  for (const auto& lap : other.laps)
+    if (std::find(laps.begin(), laps.end(), lap) == laps.end()) laps.push_back(lap);
 }
 
 std::optional<Source> Store::own_bits(const Value& value) {
@@ -167,6 +178,18 @@ std::optional<Source> Store::source_of(const Value::Input& input, const Need& ne
     of_value.rows.reset();
     if (auto made = derived(value, of_value)) {
       Effort below = made->effort();
+      if (below.products > 0 && value.saved) {
+        effort.add_leaf(made.get(), Effort::Leaf{made->bytes(), false, value.home->site});
+        effort.rounded |= below.rounded;
+        effort.one_pass = false;
+        effort.bits = std::min(effort.bits, below.bits);
+        return Source{std::move(made), input.view, input.type, {}, input.position};
+      }
+      // A product is run once, however often the chain comes by.
+      if (value.op->product) {
+        below.operators.assign(1, value.op);
+        below.bytes_moved = 0;
+      }
       below.bytes_moved = below.moved_for(bytes_of(value.view, value.type));
       for (auto& [kept, leaf] : below.leaves) leaf.instead &= !known;
       effort.add(below);
@@ -184,6 +207,8 @@ std::vector<Source> Store::sources_of(const Value& value, const Need& need, Effo
   sources.reserve(value.inputs.size());
   effort.operators.push_back(&op);
   effort.one_pass &= op.recipe->fused != Recipe::Fused::kNone;
+  effort.products += op.product;
+  if (value.lap) effort.laps.push_back(value.lap);
   for (const Value::Input& input : value.inputs) {
     Need of_input = need;
     of_input.exact |= input.position >= arguments ||
@@ -209,11 +234,14 @@ std::vector<Source> Store::sources_of(const Value& value, const Need& need, Effo
   effort.bytes_moved += bytes;
   const auto large = std::count_if(effort.leaves.begin(), effort.leaves.end(),
                                    [&](const auto& one) { return 4 * one.second.bytes > bytes; });
+  const bool products = effort.products > 0;
   const bool hurries = effort.rounded && !effort.one_pass && !options_.bytes_first;
   const bool affordable =
-      effort.operators.size() <= kMostOperations && large <= kMostSources &&
-      effort.bytes_moved <= (hurries ? kWorthItsTime : kMostBytesMoved) * bytes &&
-      bytes + effort.transient_for(bytes) <= kMostAtOnce * effort.largest &&
+      effort.operators.size() <= (products ? kMostOperationsOfProduct : kMostOperations) &&
+      large <= (products ? kMostSourcesOfProduct : kMostSources) &&
+      (products || effort.bytes_moved <= (hurries ? kWorthItsTime : kMostBytesMoved) * bytes) &&
+      bytes + effort.transient_for(bytes) <=
+          (products ? kMostAtOnceOfProduct : kMostAtOnce) * effort.largest &&
       effort.instead() <= need.instead;
   return affordable ? std::move(sources) : std::vector<Source>();
 }

@@ -139,6 +139,7 @@ Saved Store::keep(Saving& saving, const char* why_not, bool tanh) {
   Tracked& tracked = track(tensor);
   saving.first = !tracked.site;
   if (saving.first) tracked.site = &site;
+  site.first_saver = tracked.site;
   if (options_.observe_only) return observe(saving, tracked);
   if (sites_->keeps(site)) return hold(saving, tracked, Kind::kPassed, "named in keep=");
   const bool reads_values = demand.reads == Reads::kValues || demand.reads == Reads::kFinely;
@@ -165,11 +166,11 @@ Saved Store::keep(Saving& saving, const char* why_not, bool tanh) {
   if (site.op->compiled)
     return hold(saving, tracked, Kind::kPassed, "saved by a graph of torch.compile");
   if (auto shared = share(saving, tracked)) {
-    site.derived = false;
+    site.derived = site.runs_products = false;
     return std::move(*shared);
   }
   if (auto derived = derive(saving, tracked)) return std::move(*derived);
-  site.derived = false;
+  site.derived = site.runs_products = false;
   tell_of_values(saving, tracked);
   if (site.alive) return hold(saving, tracked, Kind::kAlive, "the program keeps it alive");
   if (saving.rule != Policy::kNone) {

@@ -34,11 +34,13 @@ namespace backfold::torch_layer {
 struct StoreOptions : WidthRules {
   std::int64_t min_bytes = 0;  // smaller tensors are passed through
   std::uint64_t seed = 0;
-  bool observe_only = false;  // pack nothing, count everything
-  bool derive = true;         // make again what a recipe can
-  bool bytes_first = false;   // also what takes longer than a packet of its own would
-  bool wants_scores = false;  // of samples whose widths are about to be planned
-  SampleIds samples;          // of the batch, where the user gave them
+  bool observe_only = false;    // pack nothing, count everything
+  bool derive = true;           // make again what a recipe can
+  bool bytes_first = false;     // also what takes longer than a packet of its own would
+  bool products = false;        // may be run again where a site is marked so
+  bool times_products = false;  // and sites note what that would take
+  bool wants_scores = false;    // of samples whose widths are about to be planned
+  SampleIds samples;            // of the batch, where the user gave them
   // Parameters are gathered from several processes into memory that their owner frees and fills
   // again (FSDP): what is listed are shards.
   bool sharded = false;
@@ -105,6 +107,9 @@ class Store {
   // Bytes that have left it.
   std::int64_t away_bytes() const { return offload_.trip ? offload_.trip->away_bytes() : 0; }
 
+  // What calls of products have to be watched for.
+  ProductWatch products_watched() const { return {options_.products, options_.times_products}; }
+
   // The key of the next packet of a site.
   Key next_key(Site& site, std::int64_t step) const;
 
@@ -136,6 +141,8 @@ class Store {
   std::optional<Saved> share(Saving& saving, Tracked& tracked);
   // By a recipe, from what is kept already or, where that is less, from what is kept instead.
   std::optional<Saved> derive(Saving& saving, Tracked& tracked);
+  // How the tensor's memory could be made again by products, for the next plan.
+  void note_remaking(const Saving& saving, const Tracked& tracked);
   // Books what a packet of its own would have taken, `instead` bytes being kept in its place.
   void note_spared(const Saving& saving, Value& value, const Effort& effort, std::int64_t instead);
   // Tells the packets of the tensor's memory that signs are not all that is read of it.
@@ -172,6 +179,7 @@ class Store {
     std::int64_t bytes = 0;             // of the reader
     std::int64_t instead = 0;           // bytes of memory that may be kept only for this
     std::optional<NormRows> rows = {};  // of a norm that will be applied
+    bool products = false;              // may be run again for it
     Site& reader;
   };
   Need need_of(const Saving& saving) const;

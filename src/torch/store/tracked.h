@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "torch/capture/calls.h"
+#include "torch/capture/lap.h"
 #include "torch/capture/site.h"
 #include "torch/store/derived.h"
 #include "torch/store/geometry.h"
@@ -54,6 +55,8 @@ struct Value {
   std::vector<c10::IValue> arguments;  // without the tensors among the inputs
   std::weak_ptr<Derived> derived;      // while somebody keeps it so
   bool spared = false;                 // it was saved, and no packet was made for it
+  bool saved = false;                  // itself, and made again
+  std::shared_ptr<Lap> lap;            // of a product that made it, while products are timed
 
   bool is_current() const;
 };
