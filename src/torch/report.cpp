@@ -205,7 +205,8 @@ Report report_of(const State& state) {
   report.folded = !state.options.observe_only;
   if (state.offloader) state.offloader->settle();
   std::unordered_map<const Site*, double> sensitivities;
-  for (const Bundle& bundle : bundles_of(*state.sites, state.blocks.steps))
+  const Marked marked = marked_now(*state.sites);
+  for (const Bundle& bundle : bundles_of(*state.sites, state.blocks.steps, marked))
     sensitivities.emplace(bundle.root, bundle.error(4));
   std::int64_t seen = 0;
   for (const Site& site : state.sites->sites()) {
