@@ -155,7 +155,11 @@ void begin_turn(State& state, bool model_runs_again) {
 ProbePart part_to_run_again(const State& state) {
   const double fraction = state.turns.fraction;
   const StepReference& reference = state.planning.reference;
-  if (reference.unique_bytes == 0 || !state.planning.target) return {fraction, fraction};
+  // Checkpoints keep little, and few rows might not show that a shape depends on values.
+  const auto& sites = state.sites->sites();
+  const bool starts =
+      std::any_of(sites.begin(), sites.end(), [](const Site& s) { return s.starts; });
+  if (reference.unique_bytes == 0 || !state.planning.target || starts) return {fraction, fraction};
   const double held = held_bytes_wanted(state);
   const double wanted =
       std::min(fraction, held / (kProbedBytes * static_cast<double>(reference.unique_bytes)));

@@ -276,13 +276,16 @@ def test_products_run_again_before_noise_drowns_the_gradient():
     def loss():
         return model(x).square().mean()
 
-    budget = int(1.2 * held(planned(model, loss, bits=1, adaptive=False)))
-    fold = planned(model, loss, budget=budget)
-    assert held(fold) <= budget
-    assert remade(fold)["places"] > 0
-    state = fold.state_dict()
-    assert state["plan"]["error"] <= 0.25 * state["gradient_energy"]
-    assert state["plan"]["kept"] == []
+    fewest = held(planned(model, loss, bits=1, adaptive=False))
+    places = 0
+    for factor in (1.15, 1.1, 1.05):
+        fold = planned(model, loss, budget=int(factor * fewest))
+        assert held(fold) <= factor * fewest
+        state = fold.state_dict()
+        assert state["plan"]["error"] <= 0.25 * state["gradient_energy"]
+        assert state["plan"]["kept"] == []
+        places += remade(fold)["places"]
+    assert places > 0
 
 
 def test_a_plan_lists_what_is_made_again():
