@@ -160,7 +160,7 @@ def run_fold(run: Run, workload: Workload, mode: str) -> None:
     result = measure.faith(workload, lambda: fold)
     run.result.setdefault("faith", {})[mode] = result._asdict()
     run.result.setdefault("report", {})[mode] = {
-        key: value for key, value in report.items() if key != "sites"
+        key: value for key, value in report.items() if key not in ("sites", "timeline")
     }
     sizes = [
         f"{key.removesuffix('_bytes')} {value / measure.MIB:,.1f}"
