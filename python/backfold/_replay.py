@@ -74,7 +74,7 @@ class ModelCall:
         self,
         model: torch.nn.Module,
         fraction: float,
-        at_most: float,
+        at_most: float = 0.0,
         on_return: Callable[[list[tuple[torch.Tensor, int]]], None] | None = None,
     ) -> None:
         self._model = _own_module(model)

@@ -4,7 +4,6 @@
 import pathlib
 import subprocess
 import sys
-import threading
 import warnings
 
 import backfold
@@ -133,28 +132,37 @@ def test_a_graph_that_is_backed_through_from_a_function_of_python():
     assert torch.equal(x.grad, (x * 2).exp().detach() * 2)
 
 
+NESTING = """
+import threading, test_engine, torch
+
+threads = set()
+
+class Nested(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, depth):
+        ctx.save_for_backward(x)
+        ctx.depth = depth
+        return x * x
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (x,) = ctx.saved_tensors
+        threads.add(threading.get_ident())
+        with torch.enable_grad():
+            inner = x.detach().requires_grad_()
+            y = Nested.apply(inner, ctx.depth - 1) if ctx.depth else inner * inner
+            (slope,) = torch.autograd.grad(y.sum(), inner)
+        return gradient * slope, None
+
+x = torch.randn(8, 8, requires_grad=True)
+with test_engine.exact():
+    Nested.apply(x, 100).sum().backward()  # beyond a depth of 60, torch takes other threads
+assert len(threads) > 1
+assert torch.equal(x.grad, 2 * x.detach())
+"""
+
+
 def test_what_a_thread_of_the_engine_saves_for_an_open_block_is_kept():
-    threads = set()
-
-    class Nested(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x, depth):
-            ctx.save_for_backward(x)
-            ctx.depth = depth
-            return x * x
-
-        @staticmethod
-        def backward(ctx, gradient):
-            (x,) = ctx.saved_tensors
-            threads.add(threading.get_ident())
-            with torch.enable_grad():
-                inner = x.detach().requires_grad_()
-                y = Nested.apply(inner, ctx.depth - 1) if ctx.depth else inner * inner
-                (slope,) = torch.autograd.grad(y.sum(), inner)
-            return gradient * slope, None
-
-    x = torch.randn(8, 8, requires_grad=True)
-    with exact():
-        Nested.apply(x, 100).sum().backward()  # beyond a depth of 60, torch takes other threads
-    assert len(threads) > 1
-    assert torch.equal(x.grad, 2 * x.detach())
+    # In a process of its own: no test could fork once such threads exist.
+    folder = pathlib.Path(__file__).parent
+    subprocess.run([sys.executable, "-c", NESTING], cwd=folder, check=True, timeout=120)

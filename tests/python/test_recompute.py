@@ -271,21 +271,18 @@ def test_a_budget_below_that_of_the_fewest_bits_is_met():
 
 def test_products_run_again_before_noise_drowns_the_gradient():
     torch.manual_seed(0)
-    model, x = Deep(residual=1), torch.randn(512, 128)
+    model, x, weight = Deep(residual=1), torch.randn(512, 128), torch.randn(512, 1)
 
-    def loss():
-        return model(x).square().mean()
+    def loss():  # rows have little of their gradient in common
+        return (model(x) * weight).mean()
 
-    fewest = held(planned(model, loss, bits=1, adaptive=False))
-    places = 0
-    for factor in (1.15, 1.1, 1.05):
-        fold = planned(model, loss, budget=int(factor * fewest))
-        assert held(fold) <= factor * fewest
-        state = fold.state_dict()
-        assert state["plan"]["error"] <= 0.25 * state["gradient_energy"]
-        assert state["plan"]["kept"] == []
-        places += remade(fold)["places"]
-    assert places > 0
+    budget = int(1.2 * held(planned(model, loss, bits=1, adaptive=False)))
+    fold = planned(model, loss, budget=budget)
+    assert held(fold) <= budget
+    assert remade(fold)["places"] > 0
+    state = fold.state_dict()
+    assert state["plan"]["error"] <= 0.25 * state["gradient_energy"]
+    assert state["plan"]["kept"] == []
 
 
 def test_a_plan_lists_what_is_made_again():

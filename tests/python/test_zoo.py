@@ -72,6 +72,9 @@ def that(does) -> Task:
     return Task(model, lambda: does() or model(torch.ones(2, 4)))
 
 
+@pytest.mark.skipif(
+    torch.cuda.is_available(), reason="torch's engine has a thread for each GPU, and none may fork"
+)
 def test_an_architecture_that_ends_badly_takes_no_other_along(one_thread):
     builds = {
         "raises": lambda name: 1 / 0,
