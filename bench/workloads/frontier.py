@@ -17,7 +17,6 @@ one thread of a CPU.
 
 import argparse
 import contextlib
-import functools
 import gc
 import json
 import pathlib
@@ -27,8 +26,7 @@ import typing
 import backfold
 import measure
 import torch
-from models import BUILDERS, Workload
-from torch.utils.checkpoint import checkpoint
+from models import BUILDERS, Workload, checkpointed
 
 NAMES = ["llama", "gpt2", "bert", "resnet50"]
 LEAST = 1 / 8  # of what is held without a budget
@@ -41,19 +39,6 @@ class Row(typing.NamedTuple):
     held_mib: float
     peak_mib: float
     remade_ms: float = 0.0
-
-
-@contextlib.contextmanager
-def checkpointed(workload: Workload, every: int) -> typing.Iterator[None]:
-    """Every block, or every `every`th, under non-reentrant checkpointing."""
-    blocks = [m for m in workload.model.modules() if type(m).__name__ == workload.block][::every]
-    for block in blocks:
-        block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)
-    try:
-        yield
-    finally:
-        for block in blocks:
-            del block.forward  # uncovers the method of the class
 
 
 def memory_on_cpu(workload: Workload, scope: measure.Scope) -> tuple[float, float]:

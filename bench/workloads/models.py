@@ -25,9 +25,9 @@ class Workload(typing.NamedTuple):
 
 
 @contextlib.contextmanager
-def checkpointed(workload: Workload) -> Iterator[None]:
-    """Runs every block under non-reentrant checkpointing."""
-    blocks = [m for m in workload.model.modules() if type(m).__name__ == workload.block]
+def checkpointed(workload: Workload, every: int = 1) -> Iterator[None]:
+    """Runs every block, or every `every`th, under non-reentrant checkpointing."""
+    blocks = [m for m in workload.model.modules() if type(m).__name__ == workload.block][::every]
     if not blocks:
         raise ValueError(f"{workload.title}: no block to checkpoint")
     for block in blocks:

@@ -8,10 +8,11 @@ import os
 import pathlib
 import warnings
 from types import ModuleType
+from typing import Any
 
 import torch
 
-from backfold._attach import Fold
+from backfold._attach import Fold, attached
 
 _MIB = 2**20
 
@@ -27,6 +28,17 @@ def require(library: str, extra: str) -> ModuleType:
             f"backfold.{extra} needs {library.split('.')[0]}, which is not installed: "
             f"pip install --no-build-isolation 'backfold[{extra}]'"
         ) from error
+
+
+def attached_with_its_own(model: torch.nn.Module, options: dict[str, Any]) -> Fold | None:
+    """The fold of a model that is attached already; its options are not those of a callback."""
+    found = attached(model)
+    if found is not None and options:
+        raise ValueError(
+            f"FoldCallback was given {', '.join(options)}, but the model is attached already: give "
+            "them to attach(), or detach() first"
+        )
+    return found
 
 
 class RunLog:

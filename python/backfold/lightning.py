@@ -16,9 +16,9 @@ from typing import Any
 
 import torch
 
-from backfold._attach import Fold, attached
+from backfold._attach import Fold
 from backfold._outermost import OutermostCalls
-from backfold._run_log import RunLog, require
+from backfold._run_log import RunLog, attached_with_its_own, require
 
 _unified = importlib.util.find_spec("lightning") or not importlib.util.find_spec(
     "pytorch_lightning"
@@ -81,13 +81,8 @@ class FoldCallback(_lightning.Callback):
         self._saved: dict[str, Any] | None = None
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        found = attached(pl_module)
+        found = attached_with_its_own(pl_module, self._options)
         self._is_ours = found is None
-        if found is not None and self._options:
-            raise ValueError(
-                f"FoldCallback was given {', '.join(self._options)}, but the model is attached "
-                "already: give them to attach(), or detach() first"
-            )
         self.fold = self._attach(pl_module) if found is None else found
         self._log = RunLog(self.fold)
         saved, self._saved = self._saved, None

@@ -14,8 +14,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from backfold._attach import Fold, attach, attached
-from backfold._run_log import RunLog, require
+from backfold._attach import Fold, attach
+from backfold._run_log import RunLog, attached_with_its_own, require
 
 _callbacks = require("transformers", "transformers").trainer_callback
 
@@ -48,12 +48,7 @@ class FoldCallback(_callbacks.TrainerCallback, _callbacks.ExportableState):
         # The model is where it will be trained now, inside of all its wrappers. If an earlier
         # training ended with an exception, or with a batch that was too large, it begins anew.
         self._detach()
-        found = attached(model)
-        if found is not None and self._options:
-            raise ValueError(
-                f"FoldCallback was given {', '.join(self._options)}, but the model is attached "
-                "already: give them to attach(), or detach() first"
-            )
+        found = attached_with_its_own(model, self._options)
         self._is_ours = found is None
         self.fold = attach(model, **self._options) if found is None else found
         self._log = RunLog(self.fold)

@@ -3,7 +3,6 @@
 
 import importlib
 import importlib.metadata
-import importlib.util
 import json
 import os
 import subprocess
@@ -272,9 +271,6 @@ def test_a_page_is_made_of_what_the_file_holds(file, report, tmp_path, monkeypat
     assert given == [values] and page.read_text() == "<!doctype html><html></html>"
 
 
-@pytest.mark.skipif(
-    importlib.util.find_spec("backfold._page") is None, reason="the page is not part of this build"
-)
 def test_a_page_is_a_complete_document(file, tmp_path):
     page = tmp_path / "out.html"
     assert invoke("report", file, "--html", str(page)).exit_code == 0

@@ -4,21 +4,9 @@
 import backfold
 import pytest
 import torch
-from torch.profiler import ProfilerActivity, profile
+from allocations import peak_of
 
 ELEMENTS = 512 * 1024
-
-
-def peak_of(step) -> int:
-    """Peak allocation on the CPU in a step, beyond what there was before."""
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as run:
-        step()
-    now = most = 0
-    for event in run.profiler.kineto_results.events():
-        if event.name() == "[memory]":
-            now += event.nbytes()
-            most = max(most, now)
-    return most
 
 
 def peak_bytes(x: torch.Tensor, retain_graph: bool) -> int:

@@ -9,11 +9,11 @@ import sys
 import backfold
 import pytest
 import torch
+from allocations import peak_of
 from derivation import assert_same_bits, held, sites
 from test_derive_models import IMAGES, WORDS, llama, resnet, transformer
 from torch import nn
 from torch.nn import functional
-from torch.profiler import ProfilerActivity, profile
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "bench" / "workloads"))
 from models import BUILDERS
@@ -156,17 +156,6 @@ class Deep(nn.Module):
         return x
 
 
-def peak(model, loss, fold) -> int:
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as run:
-        gradients(model, loss, fold)
-    now = most = 0
-    for event in run.profiler.kineto_results.events():
-        if event.name() == "[memory]":
-            now += event.nbytes()
-            most = max(most, now)
-    return most
-
-
 @pytest.mark.filterwarnings("ignore")
 def test_chains_do_not_bring_back_what_they_spared():
     torch.manual_seed(0)
@@ -177,12 +166,12 @@ def test_chains_do_not_bring_back_what_they_spared():
 
     fold = exact(model)
     gradients(model, loss, fold)
-    whole, before = held(fold), peak(model, loss, fold)
+    whole, before = held(fold), peak_of(lambda: gradients(model, loss, fold))
     fold = exact(model, budget=int(0.4 * whole))
     for _ in range(2):
         gradients(model, loss, fold)
     # Held bytes are less by 7 of 12 tensors; without a bound the first read would make them all.
-    assert peak(model, loss, fold) < before - 0.25 * whole
+    assert peak_of(lambda: gradients(model, loss, fold)) < before - 0.25 * whole
 
 
 def test_a_graph_that_is_kept_gives_the_same_gradients_again():

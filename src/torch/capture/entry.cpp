@@ -228,8 +228,7 @@ Entry::~Entry() {
   const bool users_own = saved_something_ && !state_->probing.owns_blocks();
   if (saved_something_ && (planning.target || planning.exact)) note_reference();
   if (users_own && products_watched().times) planning.products = Planning::Products::kTimed;
-  if (saved_something_ && !state_->probing.owns_blocks())
-    state_->blocks.met_checkpoint = met_checkpoint_;
+  if (users_own) state_->blocks.met_checkpoint = met_checkpoint_;
   state_->blocks.entered = false;
 }
 
