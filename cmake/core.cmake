@@ -20,7 +20,8 @@ add_library(backfold_core
   src/group/group.cpp
   src/group/reference.cpp
   src/group/simd/epilogue.cpp
-  src/group/simd/group.cpp
+  src/group/simd/pack.cpp
+  src/group/simd/unpack.cpp
   src/lossless/copy.cpp
   src/lossless/mask.cpp
   src/lossless/narrow.cpp
@@ -40,6 +41,7 @@ add_library(backfold_core
   src/samples/reference.cpp
   src/samples/samples.cpp
   src/samples/simd/samples.cpp
+  src/shares/shares.cpp
   src/signs/signs.cpp
   src/table/reference.cpp
   src/table/simd/table.cpp
@@ -51,13 +53,18 @@ target_compile_features(backfold_core PUBLIC cxx_std_20)
 # Every backend must round alike: no contraction of a * b + c beyond what arithmetic.h writes as fused.
 target_compile_options(backfold_core PRIVATE
   $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -ffp-contract=off>)
-target_compile_definitions(backfold_core PRIVATE "HWY_DISABLED_TARGETS=(HWY_SSSE3|HWY_SSE4)")
+# Kernels are compiled once for each target: a build that is about other code may do with fewer.
+option(BACKFOLD_AVX512 "Build the kernels for AVX-512 too" ON)
+mark_as_advanced(BACKFOLD_AVX512)
+target_compile_definitions(backfold_core PRIVATE
+  "HWY_DISABLED_TARGETS=(HWY_SSSE3|HWY_SSE4$<$<NOT:$<BOOL:${BACKFOLD_AVX512}>>:|HWY_AVX3>)")
 target_link_libraries(backfold_core PRIVATE hwy::hwy Threads::Threads)
 
 set_property(SOURCE src/base/dispatch.cpp APPEND PROPERTY
   COMPILE_DEFINITIONS BACKFOLD_WITH_CUDA=$<BOOL:${BACKFOLD_HAS_CUDA}>)
 if(BACKFOLD_HAS_CUDA)
   target_sources(backfold_core PRIVATE
+    src/base/cuda/capture.cu
     src/group/cuda/epilogue.cu
     src/group/cuda/epilogue_flat.cu
     src/group/cuda/epilogue_strided.cu
@@ -76,6 +83,7 @@ if(BACKFOLD_HAS_CUDA)
     src/ranged/cuda/ranged.cu
     src/ranged/cuda/widen.cu
     src/samples/cuda/samples.cu
+    src/shares/cuda/shares.cu
     src/signs/cuda/signs.cu
     src/table/cuda/table.cu)
   target_compile_options(backfold_core PRIVATE

@@ -4,6 +4,7 @@
 // backend before a codec gets here.
 
 #include "base/checks.h"
+#include "base/cuda/capture.h"
 #include "group/cuda/epilogue.h"
 #include "group/cuda/group.h"
 #include "lossless/cuda/bits.h"
@@ -12,12 +13,15 @@
 #include "pool/cuda/pool.h"
 #include "ranged/cuda/ranged.h"
 #include "samples/cuda/samples.h"
+#include "shares/cuda/shares.h"
 #include "signs/cuda/signs.h"
 #include "table/cuda/table.h"
 
 namespace backfold::cuda {
 
 using core::no_cuda_kernels;
+
+bool is_capturing(void*) { return false; }
 
 Status pack_group(const GroupFormat&, const void*, core::MixedKey, void*, void*, const RowAffine*) {
   return no_cuda_kernels();
@@ -56,6 +60,10 @@ Status pack_table(const core::TableCode&, ElementType, const void*, std::int64_t
   return no_cuda_kernels();
 }
 Status unpack_table(const core::TableCode&, ElementType, const void*, std::int64_t, void*, void*) {
+  return no_cuda_kernels();
+}
+
+Status restore_sums(ElementType, std::int64_t, std::int64_t, void*, void*) {
   return no_cuda_kernels();
 }
 

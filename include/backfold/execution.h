@@ -53,6 +53,9 @@ struct Execution {
 // Names of the SIMD targets that this build has and this machine runs, best first.
 std::span<const std::string_view> simd_targets();
 
+// Whether calls of an execution are recorded into a CUDA graph, to run later and perhaps often.
+bool is_captured(const Execution& execution);
+
 // Whether this build holds CUDA kernels. Says nothing about a GPU being there.
 bool built_with_cuda();
 

@@ -43,6 +43,9 @@ enum class Activation : std::uint8_t { kNone, kGelu, kGeluTanh, kSilu, kSigmoid,
 struct Key {
   std::uint64_t seed = 0;
   std::uint64_t stream = 0;
+  // Of work that is recorded once and run many times (a CUDA graph): a number in memory of the
+  // backend that each run reads anew, so that it draws other numbers. Null is as good as a 0 there.
+  const std::uint32_t* turn = nullptr;
 };
 
 // Payloads start on a multiple of this many bytes.

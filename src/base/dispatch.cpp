@@ -4,6 +4,7 @@
 
 #include <cstdlib>
 
+#include "base/cuda/capture.h"
 #include "base/targets.h"
 
 namespace backfold {
@@ -59,10 +60,19 @@ bool choose_cuda(const Execution& execution) {
   return true;
 }
 
+MixedKey mixed_for(const Key& key, const Execution& execution) {
+  return execution.backend == Backend::kCuda ? mixed(key) : mixed_on_host(key);
+}
+
 void report_target(const Execution& execution, std::int64_t target_bit) {
   if (execution.ran == nullptr) return;
   *execution.ran = target_bit == 0 ? "reference" : cpu::target_name(target_bit);
 }
 
 }  // namespace core
+
+bool is_captured(const Execution& execution) {
+  return execution.backend == Backend::kCuda && cuda::is_capturing(execution.stream);
+}
+
 }  // namespace backfold

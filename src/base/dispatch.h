@@ -11,6 +11,7 @@
 #include <string_view>
 
 #include "backfold/execution.h"
+#include "base/rng.h"
 
 namespace backfold::core {
 
@@ -39,6 +40,9 @@ const SimdTarget* choose_host_target(const Execution& execution);
 
 // Whether CUDA kernels serve a call. Tells execution.ran where they do.
 bool choose_cuda(const Execution& execution);
+
+// The key of a call, as its backend takes it.
+MixedKey mixed_for(const Key& key, const Execution& execution);
 
 // Tells execution.ran that kernels of this target ran, by Highway's bit; 0 is the reference.
 void report_target(const Execution& execution, std::int64_t target_bit);

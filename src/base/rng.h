@@ -33,6 +33,7 @@ inline constexpr int kRandomBlock = 8;
 struct MixedKey {
   std::uint32_t first;
   std::uint32_t second;
+  const std::uint32_t* turn;  // device memory, for kernels there
 };
 
 BACKFOLD_HD constexpr std::uint64_t mix64(std::uint64_t x) {
@@ -43,12 +44,29 @@ BACKFOLD_HD constexpr std::uint64_t mix64(std::uint64_t x) {
 
 constexpr MixedKey mixed(const Key& key) {
   const std::uint64_t x = mix64(mix64(key.seed + 0x9e37'79b9'7f4a'7c15u) ^ key.stream);
-  return {static_cast<std::uint32_t>(x), static_cast<std::uint32_t>(x >> 32)};
+  return {static_cast<std::uint32_t>(x), static_cast<std::uint32_t>(x >> 32), key.turn};
+}
+
+// The same for a call in host memory, whose number is read now.
+inline MixedKey mixed_on_host(const Key& key) {
+  MixedKey mixed = core::mixed(key);
+  if (mixed.turn) mixed.first += *mixed.turn;
+  mixed.turn = nullptr;
+  return mixed;
+}
+
+// The first half of a key, in its turn.
+BACKFOLD_HD std::uint32_t first_of(MixedKey key) {
+#ifdef __CUDA_ARCH__
+  return key.turn ? key.first + __ldg(key.turn) : key.first;
+#else
+  return key.first;
+#endif
 }
 
 // The part of a block's hash that its upper 32 bits decide; the same for the blocks of one group.
 BACKFOLD_HD std::uint32_t block_offset(MixedKey key, std::uint64_t block) {
-  return key.first + static_cast<std::uint32_t>(block >> 32) * 0x9e37'79b1u;
+  return first_of(key) + static_cast<std::uint32_t>(block >> 32) * 0x9e37'79b1u;
 }
 
 inline constexpr std::uint32_t kHashMultiplier = 0x7feb'352du;
@@ -97,7 +115,7 @@ inline constexpr int kSignBlock = 64;
 
 // Their signs: bit j is that of element kSignBlock * word + j.
 BACKFOLD_HD std::uint64_t sign_word(MixedKey key, std::uint64_t word) {
-  const std::uint64_t x = static_cast<std::uint64_t>(key.second) << 32 | key.first;
+  const std::uint64_t x = static_cast<std::uint64_t>(key.second) << 32 | first_of(key);
   return mix64(x + word * 0x9e37'79b9'7f4a'7c15u);
 }
 

@@ -117,11 +117,11 @@ Status pack(const GroupFormat& format, const void* source, const Key& key, Paylo
   BACKFOLD_RETURN_IF_ERROR(core::check_call(execution, "source", source, format.count,
                                             size_of(format.type), payload, geometry.bytes()));
   BACKFOLD_RETURN_IF_ERROR(check_contract(format, source, execution));
-  const core::MixedKey mixed = core::mixed(key);
+  const core::MixedKey mixed = core::mixed_for(key, execution);
 
   if (core::choose_cuda(execution))
     return cuda::pack_group(format, source, mixed, payload.data, execution.stream);
-  const auto kernels = core::choose_kernels(execution, cpu::group_kernels);
+  const auto kernels = core::choose_kernels(execution, cpu::group_packers);
   clear_padding(payload.data, geometry);
   core::split_over_threads(
       geometry.groups, core::kGroupGrain, execution, [&](std::int64_t begin, std::int64_t end) {
@@ -146,7 +146,7 @@ Status unpack(const GroupFormat& format, ConstPayload payload, void* destination
 
   if (core::choose_cuda(execution))
     return cuda::unpack_group(format, payload.data, destination, execution.stream);
-  const auto kernels = core::choose_kernels(execution, cpu::group_kernels);
+  const auto kernels = core::choose_kernels(execution, cpu::group_unpackers);
   void* bytes = const_cast<void*>(payload.data);  // only read below
   core::split_over_threads(
       geometry.groups, core::kGroupGrain, execution, [&](std::int64_t begin, std::int64_t end) {
@@ -184,10 +184,10 @@ Status pack(const GroupFormat& format, const RowAffine& rows, const void* source
   const GroupGeometry geometry(format);
   BACKFOLD_RETURN_IF_ERROR(core::check_call(execution, "source", source, format.count,
                                             size_of(format.type), payload, geometry.bytes()));
-  const core::MixedKey mixed = core::mixed(key);
+  const core::MixedKey mixed = core::mixed_for(key, execution);
   if (core::choose_cuda(execution))
     return cuda::pack_group(format, source, mixed, payload.data, execution.stream, &rows);
-  const auto kernels = core::choose_kernels(execution, cpu::group_kernels);
+  const auto kernels = core::choose_kernels(execution, cpu::group_packers);
   clear_padding(payload.data, geometry);
   core::split_over_threads(
       geometry.groups, core::kGroupGrain, execution, [&](std::int64_t begin, std::int64_t end) {
@@ -212,7 +212,7 @@ Status unpack(const GroupFormat& format, const RowAffine& rows, ConstPayload pay
                                             size_of(format.type), payload, geometry.bytes()));
   if (core::choose_cuda(execution))
     return cuda::unpack_group(format, payload.data, destination, execution.stream, &rows);
-  const auto kernels = core::choose_kernels(execution, cpu::group_kernels);
+  const auto kernels = core::choose_kernels(execution, cpu::group_unpackers);
   void* bytes = const_cast<void*>(payload.data);  // only read below
   core::split_over_threads(
       geometry.groups, core::kGroupGrain, execution, [&](std::int64_t begin, std::int64_t end) {

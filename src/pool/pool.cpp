@@ -113,7 +113,7 @@ Status pack(const PoolFormat& format, const void* source, const Key& key, Payloa
   const PoolShape shape(format);
   BACKFOLD_RETURN_IF_ERROR(core::check_call(execution, "source", source, shape.count(),
                                             size_of(format.type), payload, shape.bytes()));
-  const core::MixedKey mixed = core::mixed(key);
+  const core::MixedKey mixed = core::mixed_for(key, execution);
 
   if (core::choose_cuda(execution))
     return cuda::pack_pool(shape, format.type, source, mixed, payload.data, execution.stream);

@@ -114,7 +114,7 @@ Status pack(const RangedFormat& format, const void* source, const float* ranges,
   BACKFOLD_RETURN_IF_ERROR(core::check_call(execution, "source", source, geometry.count,
                                             size_of(format.type), payload, geometry.bytes()));
   BACKFOLD_RETURN_IF_ERROR(check_ranges("ranges", ranges, format));
-  const core::MixedKey mixed = core::mixed(key);
+  const core::MixedKey mixed = core::mixed_for(key, execution);
 
   if (core::choose_cuda(execution))
     return cuda::pack_ranged(format, source, ranges, mixed, payload.data, execution.stream);

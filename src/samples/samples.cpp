@@ -113,12 +113,12 @@ Status pack(const SampleFormat& format, const void* source, const float* weights
   BACKFOLD_RETURN_IF_ERROR(core::check_call(execution, "source", source, count_of(format),
                                             size_of(format.type), payload, geometry.bytes));
   BACKFOLD_RETURN_IF_ERROR(check_weights(weights, format));
-  const core::MixedKey mixed = core::mixed(key);
+  const core::MixedKey mixed = core::mixed_for(key, execution);
 
   if (core::choose_cuda(execution))
     return cuda::pack_samples(format, source, weights, mixed, payload.data, execution.stream);
   const auto scoring = core::choose_kernels(execution, cpu::sample_kernels);
-  const auto kernels = core::choose_kernels(execution, cpu::group_kernels);
+  const auto kernels = core::choose_kernels(execution, cpu::group_packers);
   if (geometry.bytes == 0) return {};
   char* const bytes = static_cast<char*>(payload.data);
   auto* const slots = reinterpret_cast<std::uint32_t*>(bytes);
@@ -153,7 +153,7 @@ Status unpack(const SampleFormat& format, ConstPayload payload, void* destinatio
 
   if (core::choose_cuda(execution))
     return cuda::unpack_samples(format, payload.data, destination, execution.stream);
-  const auto kernels = core::choose_kernels(execution, cpu::group_kernels);
+  const auto kernels = core::choose_kernels(execution, cpu::group_unpackers);
   if (geometry.bytes == 0) return {};
   void* const bytes = const_cast<void*>(payload.data);  // only read below
   const auto* slots = static_cast<const std::uint32_t*>(payload.data);

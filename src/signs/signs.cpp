@@ -57,7 +57,7 @@ Status fill_signs(ElementType type, float size, std::int64_t count, const Key& k
   BACKFOLD_RETURN_IF_ERROR(core::check_execution(execution));
   BACKFOLD_RETURN_IF_ERROR(core::check_buffer("destination", destination, count, size_of(type)));
   const std::uint64_t bits = bits_in(type, size);
-  const MixedKey mixed = core::mixed(key);
+  const MixedKey mixed = core::mixed_for(key, execution);
 
   if (core::choose_cuda(execution))
     return cuda::fill_signs(bits, size_of(type), count, mixed, destination, execution.stream);

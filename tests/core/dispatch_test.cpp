@@ -90,8 +90,11 @@ Addresses addresses(Functions... functions) {
   return {reinterpret_cast<void (*)()>(functions)...};
 }
 Addresses functions(const cpu::BitKernels& k) { return addresses(k.pack, k.unpack); }
-Addresses functions(const cpu::GroupKernels& k) {
-  return addresses(k.pack, k.unpack, k.pack_run, k.unpack_run, k.pack_rows, k.unpack_rows);
+Addresses functions(const cpu::GroupPackers& k) {
+  return addresses(k.pack, k.pack_run, k.pack_rows);
+}
+Addresses functions(const cpu::GroupUnpackers& k) {
+  return addresses(k.unpack, k.unpack_run, k.unpack_rows);
 }
 Addresses functions(const cpu::NarrowKernels& k) { return addresses(k.encode, k.decode); }
 Addresses functions(const cpu::PoolKernels& k) { return addresses(k.pack, k.unpack); }
@@ -117,7 +120,8 @@ void expect_own_kernels(const char* family, Kernels (*kernels_of)(std::int64_t))
 
 TEST(Dispatch, HasKernelsOfItsOwnForEachTarget) {
   expect_own_kernels("bits", cpu::bit_kernels);
-  expect_own_kernels("group", cpu::group_kernels);
+  expect_own_kernels("group, packing", cpu::group_packers);
+  expect_own_kernels("group, unpacking", cpu::group_unpackers);
   expect_own_kernels("narrow", cpu::narrow_kernels);
   expect_own_kernels("pool", cpu::pool_kernels);
   expect_own_kernels("ranged", cpu::ranged_kernels);
@@ -130,9 +134,9 @@ TEST(Dispatch, ReportsWhatTheKernelsWereCompiledForNotWhatWasAskedFor) {
   const std::string_view worst = simd_targets().back();
   static const std::int64_t misfiled = core::find_simd_target(worst)->bit;
   std::string_view ran;
-  const auto kernels = core::choose_kernels<cpu::GroupKernels>(
+  const auto kernels = core::choose_kernels<cpu::GroupPackers>(
       {.backend = Backend::kSimd, .simd_target = simd_targets().front(), .ran = &ran},
-      [](std::int64_t) { return cpu::group_kernels(misfiled); });
+      [](std::int64_t) { return cpu::group_packers(misfiled); });
   EXPECT_TRUE(kernels.has_value());
   EXPECT_EQ(ran, worst);
 }

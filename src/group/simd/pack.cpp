@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Group quantizer, SIMD. Per target: the -inl.h files have the kernels of a group, this file walks
-// over groups.
+// Group quantizer, SIMD: packing. Per target: the -inl.h files have the kernels of a group, this
+// file walks over groups.
 
 #include "group/simd/group.h"
 
 #undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "group/simd/group.cpp"
+#define HWY_TARGET_INCLUDE "group/simd/pack.cpp"
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
 
@@ -18,7 +18,6 @@
 // After foreach_target.h: compiled again for each target.
 #include "group/simd/pack-inl.h"
 #include "group/simd/rows-inl.h"
-#include "group/simd/unpack-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace backfold::cpu {
@@ -26,7 +25,7 @@ namespace HWY_NAMESPACE {
 #if HWY_TARGET == HWY_SCALAR || HWY_TARGET == HWY_EMU128
 
 // Never chosen (targets.cpp): the reference serves machines without SIMD.
-GroupKernels Kernels() { return {}; }
+GroupPackers Packers() { return {}; }
 
 #else
 
@@ -49,23 +48,6 @@ void PackTyped(const GroupFormat& format, const T* source, core::MixedKey key, c
             [&](std::int64_t group, int columns, const core::GroupSpan& span) {
               packer.pack_tile(source + span.offset, span.stride, columns, span.count, group);
             });
-}
-
-template <typename T>
-void UnpackTyped(const GroupFormat& format, const Run& run, T* destination, std::int64_t begin,
-                 std::int64_t end) {
-  Unpacker<T> unpacker(format, run, destination);
-  if (format.layout != Layout::kStrided) {
-    for (std::int64_t group = begin; group < end; ++group) {
-      const core::GroupSpan span = core::span_of(format, group);
-      unpacker.unpack(group, destination + span.offset, span.count);
-    }
-    return;
-  }
-  const auto restore = [&](std::int64_t group, int columns, const core::GroupSpan& span) {
-    unpacker.unpack_tile(group, columns, span.count, destination + span.offset, span.stride);
-  };
-  for_tiles(format, kLineColumns<T>, begin, end, restore);
 }
 
 // Values scaled by row pass through memory that stays in the first-level cache.
@@ -99,12 +81,22 @@ void PackRowsTyped(const GroupFormat& format, const RowAffine& rows, const T* so
             });
 }
 
-template <typename T>
-void UnpackRowsTyped(const GroupFormat& format, const RowAffine& rows, const Run& run,
-                     T* destination, std::int64_t begin, std::int64_t end) {
-  for_values(format, run, begin, end, [&](float* values, std::int64_t element, int count) {
-    restore_elements<true>(rows, values, element, count, destination + element);
+void PackGroups(const GroupFormat& format, const void* source, core::MixedKey key, const Run& run,
+                std::int64_t begin, std::int64_t end) {
+  core::with_element(format.type, [&]<typename T>() HWY_ATTR {
+    PackTyped(format, static_cast<const T*>(source), key, run, begin, end);
   });
+}
+
+void Pack(const GroupFormat& format, const void* source, core::MixedKey key, void* payload,
+          std::int64_t begin, std::int64_t end) {
+  PackGroups(format, source, key, run_of(format, payload), begin, end);
+}
+
+void PackRun(const GroupFormat& format, const void* source, core::MixedKey key,
+             std::int64_t first_group, std::uint32_t* headers, std::uint8_t* codes) {
+  PackGroups(format, source, key, {headers, codes, first_group}, 0,
+             core::GroupGeometry(format).groups);
 }
 
 void PackRows(const GroupFormat& format, const RowAffine& rows, const void* source,
@@ -116,54 +108,7 @@ void PackRows(const GroupFormat& format, const RowAffine& rows, const void* sour
   });
 }
 
-void UnpackRows(const GroupFormat& format, const RowAffine& rows, const void* payload,
-                void* destination, std::int64_t begin, std::int64_t end) {
-  core::with_element(format.type, [&]<typename T>() HWY_ATTR {
-    if constexpr (sizeof(T) < 8)
-      UnpackRowsTyped(format, rows, run_of(format, payload), static_cast<T*>(destination), begin,
-                      end);
-  });
-}
-
-void PackGroups(const GroupFormat& format, const void* source, core::MixedKey key, const Run& run,
-                std::int64_t begin, std::int64_t end) {
-  core::with_element(format.type, [&]<typename T>() HWY_ATTR {
-    PackTyped(format, static_cast<const T*>(source), key, run, begin, end);
-  });
-}
-
-void UnpackGroups(const GroupFormat& format, const Run& run, void* destination, std::int64_t begin,
-                  std::int64_t end) {
-  core::with_element(format.type, [&]<typename T>() HWY_ATTR {
-    UnpackTyped(format, run, static_cast<T*>(destination), begin, end);
-  });
-}
-
-void Pack(const GroupFormat& format, const void* source, core::MixedKey key, void* payload,
-          std::int64_t begin, std::int64_t end) {
-  PackGroups(format, source, key, run_of(format, payload), begin, end);
-}
-
-void Unpack(const GroupFormat& format, const void* payload, void* destination, std::int64_t begin,
-            std::int64_t end) {
-  UnpackGroups(format, run_of(format, payload), destination, begin, end);
-}
-
-void PackRun(const GroupFormat& format, const void* source, core::MixedKey key,
-             std::int64_t first_group, std::uint32_t* headers, std::uint8_t* codes) {
-  PackGroups(format, source, key, {headers, codes, first_group}, 0,
-             core::GroupGeometry(format).groups);
-}
-
-void UnpackRun(const GroupFormat& format, const std::uint32_t* headers, const std::uint8_t* codes,
-               void* destination) {
-  const Run run{const_cast<std::uint32_t*>(headers), const_cast<std::uint8_t*>(codes), 0};
-  UnpackGroups(format, run, destination, 0, core::GroupGeometry(format).groups);
-}
-
-GroupKernels Kernels() {
-  return {HWY_TARGET, &Pack, &Unpack, &PackRun, &UnpackRun, &PackRows, &UnpackRows};
-}
+GroupPackers Packers() { return {HWY_TARGET, &Pack, &PackRun, &PackRows}; }
 
 #endif  // HWY_TARGET
 }  // namespace HWY_NAMESPACE
@@ -173,10 +118,10 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace backfold::cpu {
 
-HWY_EXPORT(Kernels);
+HWY_EXPORT(Packers);
 
-GroupKernels group_kernels(std::int64_t target_bit) {
-  return BACKFOLD_KERNELS_FOR(Kernels, target_bit)();
+GroupPackers group_packers(std::int64_t target_bit) {
+  return BACKFOLD_KERNELS_FOR(Packers, target_bit)();
 }
 
 }  // namespace backfold::cpu
