@@ -1,15 +1,19 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Memory of a training step whose model is compiled, plain and folded, on a CPU.
+"""Memory, time and error of a training step whose model is compiled.
 
-Prints the most memory that forward allocates at any time, what it leaves allocated, and the most
-that backward has, in MiB. Takes a few minutes, most of them to compile.
+For each way to train it prints the most memory that forward allocates at any time, what it leaves
+allocated, and the most that backward has, in MiB; the step's time; and, on the batch at hand, the
+error of the gradient / its norm, over 8 steps. A plan has the bytes that one width takes.
 
-    bench/compiled.py [--backend inductor] [--bits 4]
+    bench/compiled.py [--device cuda] [--backend inductor] [--bits 4]
+                      [--model blocks|gpt2|llama|resnet]
 """
 
 import argparse
 import contextlib
+import time
+from collections.abc import Callable
 
 import backfold
 import torch
@@ -36,10 +40,52 @@ class Block(nn.Module):
         return x + self.down(F.gelu(self.up(self.second(x))))
 
 
-def measured(step) -> list[float]:
-    """Peak of forward, held after it, peak of backward, in MiB."""
-    for _ in range(2):
-        step().backward()
+def blocks(device: str) -> tuple[nn.Module, Callable]:
+    layers, width, rows, tokens = (12, 1024, 8, 512) if device == "cuda" else (6, 128, 8, 128)
+    model = nn.Sequential(*[Block(width, width // 64) for _ in range(layers)]).to(device)
+    x = torch.randn(rows, tokens, width, device=device)
+    target = torch.randn(rows, tokens, width, device=device)
+    return model, lambda: F.mse_loss(model(x), target)
+
+
+def language_model(name: str, device: str) -> tuple[nn.Module, Callable]:
+    import transformers
+
+    layers, width, rows, tokens = (4, 1024, 8, 512) if device == "cuda" else (2, 128, 4, 64)
+    heads, words = width // 64, 8192
+    if name == "gpt2":
+        config = transformers.GPT2Config(
+            n_layer=layers, n_embd=width, n_head=heads, vocab_size=words, n_positions=tokens
+        )
+        config.resid_pdrop = config.embd_pdrop = config.attn_pdrop = 0.0
+    else:
+        config = transformers.LlamaConfig(
+            num_hidden_layers=layers,
+            hidden_size=width,
+            intermediate_size=3 * width,
+            num_attention_heads=heads,
+            vocab_size=words,
+            max_position_embeddings=tokens,
+        )
+    config.use_cache = False
+    model = transformers.AutoModelForCausalLM.from_config(config).to(device)
+    ids = torch.randint(words, (rows, tokens), device=device)
+    return model, lambda: model(input_ids=ids, labels=ids).loss
+
+
+def resnet(device: str) -> tuple[nn.Module, Callable]:
+    import transformers
+
+    rows, size = (64, 224) if device == "cuda" else (8, 64)
+    config = transformers.ResNetConfig(layer_type="basic", depths=[2, 2, 2, 2], num_labels=10)
+    config.hidden_sizes = [64, 128, 256, 512]
+    model = transformers.ResNetForImageClassification(config).to(device)
+    x = torch.randn(rows, 3, size, size, device=device)
+    target = torch.randint(10, (rows,), device=device)
+    return model, lambda: F.cross_entropy(model(pixel_values=x).logits, target)
+
+
+def memory_on_cpu(step: Callable) -> list[float]:
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
         loss = step()
         with record_function("backward"):
@@ -57,25 +103,97 @@ def measured(step) -> list[float]:
     return [bytes_ / 2**20 for bytes_ in (peaks[0], held, peaks[1])]
 
 
+def memory_on_gpu(step: Callable) -> list[float]:
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    loss = step()
+    found = [torch.cuda.max_memory_allocated() - before, torch.cuda.memory_allocated() - before]
+    torch.cuda.reset_peak_memory_stats()
+    loss.backward()
+    found.append(torch.cuda.max_memory_allocated() - before)
+    return [bytes_ / 2**20 for bytes_ in found]
+
+
+def milliseconds(step: Callable, device: str, times: int = 5) -> float:
+    taken = []
+    for _ in range(times):
+        begin = time.perf_counter()
+        step().backward()
+        if device == "cuda":
+            torch.cuda.synchronize()
+        taken.append(time.perf_counter() - begin)
+    return 1e3 * sorted(taken)[times // 2]
+
+
+def gradients(model: nn.Module, step: Callable) -> list[torch.Tensor]:
+    step().backward()
+    return [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+
+
+def energy(tensors: list[torch.Tensor]) -> float:
+    return sum(float(tensor.double().square().sum()) for tensor in tensors)
+
+
+def held_bytes(fold: backfold.Controller) -> int:
+    return fold.report().to_dict()["held_bytes"]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--backend", default="inductor")
     parser.add_argument("--bits", type=int, default=4)
+    parser.add_argument("--model", default="blocks", choices=["blocks", "gpt2", "llama", "resnet"])
     options = parser.parse_args()
     torch.manual_seed(0)
-    model = nn.Sequential(*[Block(128, 4) for _ in range(6)])
-    x = torch.randn(8, 128, 128)
-    forward = torch.compile(lambda x: model(x).square().mean(), backend=options.backend)
-    fold = backfold.Controller(model, bits=options.bits, adaptive=False)
-    for name, block in (("plain", contextlib.nullcontext()), (f"{options.bits} bits", fold)):
+    torch.set_float32_matmul_precision("high")
+    if options.model == "blocks":
+        model, loss_of = blocks(options.device)
+    elif options.model == "resnet":
+        model, loss_of = resnet(options.device)
+    else:
+        model, loss_of = language_model(options.model, options.device)
+    forward = torch.compile(loss_of, backend=options.backend)
+    bits = options.bits
+    kept = 0
+
+    def planned(**more: bool) -> backfold.Controller:
+        return backfold.Controller(model, budget=kept, probe_steps=(2,), probe_every=None, **more)
+
+    ways = {
+        "plain": contextlib.nullcontext,
+        "exact": lambda: backfold.Controller(model, bits=None),
+        f"{bits} bits, one width": lambda: backfold.Controller(model, bits=bits, adaptive=False),
+        "planned": planned,
+        "planned, offloaded": lambda: planned(offload=True),
+    }
+    clean: list[torch.Tensor] = []
+    for name, make in ways.items():
+        block = make()
 
         def step(block=block) -> torch.Tensor:
             model.zero_grad(set_to_none=True)
             with block:
-                return forward(x)
+                return forward()
 
-        found = " ".join(f"{value:8.1f}" for value in measured(step))
-        print(f"{name:8} peak of forward, held, peak of backward, MiB: {found}", flush=True)
+        for _ in range(4):  # compiles, and measures
+            step().backward()
+        model.zero_grad(set_to_none=True)  # what is freed later must not count
+        memory = memory_on_gpu(step) if options.device == "cuda" else memory_on_cpu(step)
+        text = " ".join(f"{value:8.1f}" for value in memory)
+        text += f", {milliseconds(step, options.device):8.1f} ms"
+        if not clean:
+            clean = [gradient.clone() for gradient in gradients(model, step)]
+        else:
+            errors = [
+                energy([a - b for a, b in zip(gradients(model, step), clean, strict=True)])
+                for _ in range(8)
+            ]
+            text += f", error {(sum(errors) / 8 / energy(clean)) ** 0.5:.4f}"
+            kept = held_bytes(block)
+            text += f", report {kept / 2**20:8.1f}"
+        print(f"{name:20} peak of forward, held, peak of backward, MiB: {text}", flush=True)
 
 
 if __name__ == "__main__":

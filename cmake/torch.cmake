@@ -34,7 +34,9 @@ add_library(backfold_torch SHARED
   src/torch/ops.cpp
   src/torch/options.cpp
   src/torch/packet.cpp
+  src/torch/replays.cpp
   src/torch/report.cpp
+  src/torch/segments.cpp
   src/torch/state.cpp
   src/torch/step.cpp
   src/torch/timeline.cpp
@@ -44,6 +46,7 @@ add_library(backfold_torch SHARED
   src/torch/capture/calls.cpp
   src/torch/capture/entry.cpp
   src/torch/capture/graph.cpp
+  src/torch/capture/graph_packet.cpp
   src/torch/capture/hooks.cpp
   src/torch/capture/lap.cpp
   src/torch/capture/node_name.cpp
@@ -70,10 +73,13 @@ add_library(backfold_torch SHARED
   src/torch/offload/order.cpp
   src/torch/offload/pinned_backing.cpp
   src/torch/offload/worker.cpp
+  src/torch/peak.cpp
   src/torch/plan/bundles.cpp
   src/torch/plan/combine.cpp
   src/torch/plan/gradient_sketch.cpp
   src/torch/plan/guard.cpp
+  src/torch/plan/limits.cpp
+  src/torch/plan/moments.cpp
   src/torch/plan/noise.cpp
   src/torch/plan/plan.cpp
   src/torch/plan/remaking.cpp
@@ -85,6 +91,7 @@ add_library(backfold_torch SHARED
   src/torch/probe/comeback.cpp
   src/torch/probe/effect.cpp
   src/torch/probe/gains.cpp
+  src/torch/probe/graphs.cpp
   src/torch/probe/measurements.cpp
   src/torch/probe/originals.cpp
   src/torch/probe/outside.cpp
@@ -113,6 +120,7 @@ add_library(backfold_torch SHARED
   src/torch/store/record.cpp
   src/torch/store/saved.cpp
   src/torch/store/shared_packet.cpp
+  src/torch/store/small_objects.cpp
   src/torch/store/sources.cpp
   src/torch/store/step_memory.cpp
   src/torch/store/store.cpp
@@ -149,6 +157,7 @@ Python_add_library(_C MODULE WITH_SOABI
   src/python/binding.cpp
   src/python/codecs.cpp
   src/python/controller.cpp
+  src/python/graphs.cpp
   src/python/hooks.cpp
   src/python/options.cpp
   src/python/saved.cpp)

@@ -51,17 +51,20 @@ class Entry;
 struct State;
 }  // namespace torch_layer
 
-// Set one of `bits`, `ratio`, `budget` and `level` to say how much is kept, and leave the others at
-// their defaults. With `bits` set to none, `ratio` and `budget` are met without rounding, by
-// running products again.
+// Set one of `bits`, `ratio`, `budget`, `peak` and `level` to say how much is kept, and leave the
+// others at their defaults. With `bits` set to none, `ratio`, `budget` and `peak` are met without
+// rounding, by running products again.
 struct ControllerOptions {
   // Mean width of a code over the elements of lossy tensors, from 1 to 16; none folds only what can
   // be folded exactly. Without a plan, every tensor gets the next width below.
   std::optional<double> bits = 4;
   std::optional<double> ratio = {};         // bytes that autograd alone would keep / bytes held
   std::optional<std::int64_t> budget = {};  // bytes held at the end of a scope
+  // Bytes at any moment of a step: all that torch allocates on a GPU, on a CPU what is held and
+  // what is made for the node that runs.
+  std::optional<std::int64_t> peak = {};
   // A level of GACT ("L0" to "L3", "paper-L0" to "paper-L2"; with checkpoints "paper-CB1" and
-  // "paper-CB2") or ActNN ("actnn-L0" to "actnn-L4"), or the method of a paper ("pooled",
+  // "paper-CB2") or ActNN ("actnn-L0" to "actnn-L5"), or the method of a paper ("pooled",
   // "division", "mesa", "exact-project").
   std::string level = {};
   bool adaptive = true;                // false: the same width everywhere, given by `bits`
@@ -76,6 +79,10 @@ struct ControllerOptions {
   // What is kept, folded or not, goes to pinned host memory, or from a CPU to a file in TMPDIR, and
   // comes back before backward reads it. A budget counts it all the same.
   bool offload = false;
+  // Segments of torch's allocator on GPUs grow and shrink (expandable_segments), so that packets in
+  // memory that is nearly full leave no gaps too small for the next tensor. A setting of the whole
+  // process, which stays. On a CPU it changes nothing.
+  bool defragment = false;
 
   // Steps at which step() measures, then every `probe_every` steps, and whenever tensors appear
   // that the plan does not know.

@@ -61,6 +61,7 @@ struct ReportPlan {
   // Places kept unfolded whatever the target, because rounding them would have added more energy
   // to the gradient than it has itself.
   std::vector<std::string> kept;
+  std::optional<std::int64_t> peak_bytes;  // taken at once, for a target of the peak
 };
 
 // What the last plan makes again by running matrix products, convolutions and attention.

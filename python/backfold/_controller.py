@@ -18,7 +18,7 @@ from backfold import _C
 from backfold._call_state import undone
 from backfold._check import CheckResult, check_gradients
 from backfold._graph_borders import close_borders, open_borders
-from backfold._graph_hooks import graph_hooks
+from backfold._graph_hooks import graph_hooks, program_compiles
 from backfold._listing import is_sharded, kept_paths, named_tensors, require_kernels
 from backfold._module_hooks import cuda_device, module_hooks
 from backfold._options import UNSET, Unset, probe_options, target_options
@@ -45,8 +45,9 @@ class Controller:
     >>> fold.steps
     1
 
-    One of `bits`, `ratio`, `budget` and `level` sets how much is kept; the default is 4 bits.
-    ``bits=None`` may be given with `ratio` or `budget`, which are then met without rounding.
+    One of `bits`, `ratio`, `budget`, `peak` and `level` sets how much is kept; the default is 4
+    bits. ``bits=None`` may be given with `ratio`, `budget` or `peak`, which are then met without
+    rounding.
 
     Args:
         model: its parameters and buffers are never packed, and its module paths name the places
@@ -61,9 +62,12 @@ class Controller:
         budget: bytes held at the end of the block, as a number or a string like ``"6GiB"``. If
             steps differ in size, the largest has to meet it. Where bits alone are not enough,
             matrix products, convolutions and attention are run again in backward.
+        peak: bytes at any moment of a step, in the same way: all that torch allocates on a GPU, on
+            a CPU what is held and what is made for the operation that runs. Kept by measurement
+            from the third step on.
         level: a level of GACT, ``"L0"`` to ``"L3"``, ``"paper-L0"`` to ``"paper-L2"``, or, for a
             model with checkpoints, ``"paper-CB1"``, ``"paper-CB2"``; of ActNN, ``"actnn-L0"`` to
-            ``"actnn-L4"``; or the method of a paper: ``"pooled"``,
+            ``"actnn-L5"``; or the method of a paper: ``"pooled"``,
             ``"division"``, ``"mesa"``, ``"exact-project"``.
         adaptive: False keeps one width everywhere: 1, 2, 3, 4, 5, 6, 8 or 16 bits.
         plan: widths that an earlier run saved with `save_plan`, as a path or a dict. Nothing is
@@ -79,6 +83,9 @@ class Controller:
             instead of keeping them. A level derives nothing: it folds what its paper does.
         offload: keep the bytes, folded or not, in pinned host memory, or for a model on the CPU in
             a file in ``TMPDIR``; they come back before backward reads them.
+        defragment: let segments of torch's allocator on GPUs grow and shrink
+            (``expandable_segments``), for memory that is nearly full. It holds for the whole
+            process, and stays. On a CPU it changes nothing.
         min_bytes: smaller tensors are not folded.
         seed: of stochastic rounding. torch's own generators are never touched.
         probe_steps: steps at which sensitivities are measured, then every `probe_every` steps, and
@@ -100,6 +107,7 @@ class Controller:
         bits: float | Unset | None = UNSET,
         ratio: float | None = None,
         budget: int | str | None = None,
+        peak: int | str | None = None,
         level: str | None = None,
         adaptive: bool = True,
         plan: str | os.PathLike[str] | dict[str, Any] | None = None,
@@ -108,6 +116,7 @@ class Controller:
         keep: Iterable[str | torch.nn.Module] = (),
         derive: bool = True,
         offload: bool = False,
+        defragment: bool = False,
         min_bytes: int = 16384,
         seed: int = 0,
         probe_steps: Iterable[int] = (2, 100, 300, 1000),
@@ -122,7 +131,7 @@ class Controller:
         for name, value in (("min_bytes", min_bytes), ("seed", seed)):
             if isinstance(value, bool) or not isinstance(value, int):
                 raise TypeError(f"{name} must be an int, got {value!r}")
-        for name, value in (("derive", derive), ("offload", offload)):
+        for name, value in (("derive", derive), ("offload", offload), ("defragment", defragment)):
             if not isinstance(value, bool):
                 raise TypeError(f"{name} must be True or False, got {value!r}")
         if not isinstance(sync, bool) and not is_group(sync):
@@ -136,10 +145,11 @@ class Controller:
         probes = probe_options(probe_steps, probe_every, probe_fraction)
         given = None if plan is None else _plan_text(plan)
         core = {
-            **target_options(bits, ratio, budget, level, adaptive),
+            **target_options(bits, ratio, budget, level, adaptive, peak),
             **probes,
             "derive": derive,
             "offload": offload,
+            "defragment": defragment,
             "min_bytes": min_bytes,
             "seed": seed,
             "replay": replay,
@@ -155,6 +165,7 @@ class Controller:
             "bits": bits,
             "ratio": ratio,
             "budget": budget,
+            "peak": peak,
             "level": level,
             "adaptive": adaptive,
             "plan": None if given is None else json.loads(given),
@@ -163,6 +174,7 @@ class Controller:
             "keep": keep,
             "derive": derive,
             "offload": offload,
+            "defragment": defragment,
             "min_bytes": min_bytes,
             "seed": seed,
             "probe_steps": tuple(probes["probe_steps"]),
@@ -257,7 +269,7 @@ class Controller:
         try:
             if self._probes is not None and not is_uneven(self._model):
                 self._probes.before_step()
-            watch = self._core.wants_modules()
+            watch = self._core.wants_modules(program_compiles())
             hooks = graph_hooks(self._core.graph_rules(), self._kept)
             self._core.enter(device, hooks)
         except BaseException:

@@ -58,9 +58,26 @@ def is_anyones(node: Node, forward: Graph, backward: Graph) -> bool:
     gradients = backward.output_node().args[0]
     if origin.op != "placeholder" or len(gradients) != len(inputs):
         return True
-    if gradients[inputs.index(origin)] is None or origin.meta["val"].shape in _open.shapes:
+    if gradients[inputs.index(origin)] is None or _is_parameter(origin):
         return True
     return any(name_of(user).endswith("_") for user in origin.users)
+
+
+def are_parameters(forward: Graph, backward: Graph) -> list[bool]:
+    """Which results of a backward graph are gradients of the model's parameters."""
+    inputs = forward.find_nodes(op="placeholder")
+    gradients = backward.output_node().args[0]
+    if len(gradients) != len(inputs):
+        return [isinstance(one, Node) and _is_parameter(one) for one in gradients]
+    return [_is_parameter(one) for one in inputs]
+
+
+def _is_parameter(node: Node) -> bool:
+    """Whether it has the shape of one."""
+    value = node.meta["val"]
+    if not isinstance(value, torch.Tensor) or any(not isinstance(one, int) for one in value.shape):
+        return False
+    return value.shape in _open.shapes
 
 
 _results: WeakKeyDictionary[Graph, set[Node]] = WeakKeyDictionary()

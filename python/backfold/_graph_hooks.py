@@ -19,43 +19,55 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 
 from backfold import _C
-from backfold._graph_borders import is_anyones, is_input, is_output
+from backfold._graph_borders import are_parameters, is_anyones, is_input, is_output
 from backfold._graph_nodes import hint
-from backfold._graph_order import place
+from backfold._graph_order import announce, place
 from backfold._graph_reads import Reading, making_of, origin_of, reading_of
 
-_WHY = "backfold"  # the key of a decision in the meta data of a node
+# Keys in the meta data of a node.
+_WHY = "backfold"  # the decision
+_SEEN = "backfold_seen"
 
 
 class Rules(NamedTuple):
     """What graphs are compiled with: a pair of hooks for each."""
 
-    bits: int | None
-    spares_small: bool
+    rounds: bool  # or folds only what is exact
+    measures: bool
+    offloads: bool
     min_bytes: int
     kept: tuple[str, ...]  # paths of modules
 
 
 class Decision(NamedTuple):
-    """How one saved tensor is kept: in `bits` bits, or for a reason as it is."""
+    """How one saved tensor is kept: folded, or for a reason as it is."""
 
-    bits: int = 0
+    folds: bool = False
+    exactly: bool = False  # every bit, to be sent away
+    floor: int = 0  # bits
     zero_exact: bool = False
     order: tuple[int, ...] = ()  # of its dimensions in memory, the outermost first
     dtype: torch.dtype = torch.float32
+    graph: int = 0
     module: str = ""
     name: str = ""
     reason: str = ""
 
 
 def graph_hooks(
-    rules: tuple[int | None, bool, int] | None, kept: tuple[str, ...]
+    rules: tuple[bool, bool, bool, int] | None, kept: tuple[str, ...]
 ) -> tuple[GraphModule, GraphModule] | None:
     """The pair for a controller; None where graphs are left as they are."""
     # To import a compiler takes seconds, and most programs have no use for one.
     if rules is None or ("torch._dynamo" in sys.modules and _saved_tensor() is None):
         return None
     return _pair(Rules(*rules, kept))
+
+
+def program_compiles() -> bool:
+    """Whether torch.compile was called since the compiler was last reset."""
+    module = sys.modules.get("torch._dynamo.eval_frame")
+    return any(backend is not None for backend in getattr(module, "cached_backends", {}).values())
 
 
 @functools.cache  # for good: guards know the pair by its address
@@ -85,27 +97,31 @@ def fold_saved(value: torch.Tensor, *rules: Any) -> Any:
     """Stands at the end of a forward graph, for one saved tensor."""
     context = _saved_tensor()()
     node = context["_node"]
-    decision = node.meta.get(_WHY)
-    if decision is None:
-        try:
-            _align_names(context)
-            ops = torch.ops.backfold
-            place(context["_fw_graph"], context["_bw_graph"], ops.fold.default, ops.unfold.default)
-            decision = _decide(context, Rules(*rules))
-        except Exception as error:  # of a torch whose graphs are not as they were
-            warnings.warn(
-                f"backfold: what a graph of torch.compile saves is kept as it is: {error!r}",
-                stacklevel=2,
-            )
-            decision = Decision()
-        node.meta[_WHY] = decision
-    where = (decision.module, decision.name)
-    if decision.bits:
-        stride = _strides(value.shape, decision.order)
-        payload = torch.ops.backfold.fold.default(
-            value, stride, decision.bits, decision.zero_exact, *where
+    try:
+        decision = node.meta.get(_WHY) or _decided(context, Rules(*rules))[node]
+        if not node.meta.setdefault(_SEEN, False):
+            node.meta[_SEEN] = True
+            place(context["_fw_graph"], context["_bw_graph"])
+    except Exception as error:  # of a torch whose graphs are not as they were
+        warnings.warn(
+            f"backfold: what a graph of torch.compile saves is kept as it is: {error!r}",
+            stacklevel=2,
         )
-        return payload, list(value.shape), stride
+        decision = Decision()
+    node.meta[_WHY] = decision
+    where = (decision.module, decision.name)
+    if decision.folds:
+        stride = _strides(value.shape, decision.order)
+        ticket = torch.ops.backfold.fold.default(
+            value,
+            stride,
+            decision.floor,
+            decision.zero_exact,
+            decision.exactly,
+            decision.graph,
+            *where,
+        )
+        return ticket, list(value.shape), stride
     if decision.reason:
         return value, torch.ops.backfold.keep.default(value, *where, decision.reason)
     return (value,)
@@ -114,53 +130,93 @@ def fold_saved(value: torch.Tensor, *rules: Any) -> Any:
 def unfold_saved(packed: Any, *rules: Any) -> torch.Tensor:
     """Stands at the beginning of a backward graph."""
     decision = _saved_tensor()()["_node"].meta[_WHY]
-    if not decision.bits:
+    if not decision.folds:
         return packed[0]
-    payload, size, stride = packed
-    return torch.ops.backfold.unfold.default(
-        payload, size, stride, decision.dtype, decision.bits, decision.zero_exact
-    )
+    ticket, size, stride = packed
+    return torch.ops.backfold.unfold.default(ticket, size, stride, decision.dtype)
 
 
-def _decide(context: dict[str, Any], rules: Rules) -> Decision:
-    node, backward = context["_node"], context["_bw_graph"]
+_decisions: WeakKeyDictionary[Graph, dict[Node, Decision]] = WeakKeyDictionary()
+
+
+def _decided(context: dict[str, Any], rules: Rules) -> dict[Node, Decision]:
+    """Decides about all tensors between two graphs when the first of them is asked for."""
+    forward, backward = context["_fw_graph"], context["_bw_graph"]
+    known = _decisions.get(forward)
+    if known is None:
+        _align_names(context)
+        read = {node.name for node in backward.find_nodes(op="placeholder")}
+        saved = [
+            node
+            for node in dict.fromkeys(forward.output_node().args[0])
+            if isinstance(node, Node) and node.name in read
+        ]
+        known = {
+            node: _decide(node, forward, backward, rules)
+            for node in saved
+            if isinstance(node.meta["val"], torch.Tensor)
+        }
+        if rules.measures:
+            number = _measured(known, forward, backward)
+            known = {node: one._replace(graph=number) for node, one in known.items()}
+        _decisions[forward] = known
+    return known
+
+
+def _measured(decisions: dict[Node, Decision], forward: Graph, backward: Graph) -> int:
+    """Has a pair of graphs recorded when it runs. Returns its number; 0 if it cannot be."""
+    from backfold._graph_measured import MeasuredGraph  # takes a part of the compiler
+
+    folded = {node.name for node, one in decisions.items() if one.folds and not one.exactly}
+    inputs = backward.find_nodes(op="placeholder")
+    if len(folded) < 2 or not all(
+        isinstance(node.meta.get("val"), (torch.Tensor, int, torch.SymInt)) for node in inputs
+    ):
+        return 0
+    measured = MeasuredGraph(backward, folded, are_parameters(forward, backward))
+    announce(backward, measured.tensors, measured.sizes, measured.lasting)
+    return measured.number
+
+
+def _decide(node: Node, forward: Graph, backward: Graph, rules: Rules) -> Decision:
     value, module = node.meta["val"], _module_of(node)
-    bits, zero_exact, reason = 0, False, ""
+    folds, exactly, floor, zero_exact, reason = False, False, 0, False, ""
+    leaves = rules.offloads
     size = _bytes_of(value)
     if size is None:
         reason = "of a size that is not known when the graph is compiled"
     elif size < rules.min_bytes:
-        pass  # not worth a note
+        leaves = False  # not worth a note
     elif any(hint(stride) == 0 for stride in value.stride()):
-        reason = "expanded"
+        leaves, reason = False, "expanded"
     elif module in rules.kept:
-        reason = "named in keep="
-    elif is_anyones(node, context["_fw_graph"], backward):
+        leaves, reason = False, "named in keep="
+    elif is_anyones(node, forward, backward):
+        leaves = False
         reason = "" if is_input(origin_of(node, casts=False)) else "a copy of a parameter"
-    elif is_output(node, context["_fw_graph"], backward):
-        pass  # whoever asked for it has it
+    elif is_output(node, forward, backward):
+        leaves = False  # whoever asked for it has it
     elif value.dtype == torch.bool:
-        bits = 1
+        folds = True
     elif value.dtype not in (torch.float32, torch.float16, torch.bfloat16, torch.float64):
         reason = f"no codec for {value.dtype} in a compiled graph"
-    elif rules.bits is None:
+    elif not rules.rounds:
         reason = "bits=None folds only what is exact"
     else:
         making, reading = making_of(node), _reading(node, backward)
         zero_exact, reason = reading.sign, making.exactly or reading.exactly
         if reading.sign and not _is_never_negative(node):
             reason = "backward compares it"
-        if not reason:
-            floor = max(making.floor, reading.floor)
-            bits = _C.graph_width(rules.bits, rules.spares_small, size, floor)
-            bits = max(bits, 2) if zero_exact else bits
-            if bits >= 8 * value.element_size():
-                bits, reason = 0, "as narrow as its packet would be"
+        folds, floor = not reason, max(making.floor, reading.floor)
+    if leaves and reason and size is not None and size >= _C.LEAST_OFFLOADED:
+        folds = exactly = True
     if node.op == "placeholder":
         reason = ""  # AOTAutograd allows no second result beside an input
     strides = [hint(stride) for stride in value.stride()]
     order = tuple(sorted(range(value.dim()), key=lambda dimension: -(strides[dimension] or 0)))
-    return Decision(bits, zero_exact, order, value.dtype, module, node.name, reason)
+    return Decision(
+        folds, exactly, floor, zero_exact, order, value.dtype, 0, module, node.name, reason
+    )
 
 
 def _align_names(context: dict[str, Any]) -> None:

@@ -37,6 +37,7 @@ class Candidate(NamedTuple):
     samples_per_second: float | None
     retries: int  # allocations of the timed steps that waited until cached memory was given back
     reserved_bytes: int | None  # the most that torch took from the GPU; None on a CPU
+    steady_bytes: int | None  # peak of the timed steps alone, without measurement and first plan
 
 
 class MaxBatch(NamedTuple):
@@ -58,10 +59,10 @@ def row(candidate: Candidate) -> str:
     if candidate.peak_bytes is None:
         return line + f"{'out of memory':>14}"
     line += f"{candidate.peak_bytes / MIB:>12,.0f}{candidate.samples_per_second:>12,.1f}"
-    if not candidate.fits:
-        line += "  above the limit"
-    elif candidate.retries:
+    if candidate.retries:
         line += f"  {candidate.retries} allocation retries"
+    elif not candidate.fits:
+        line += "  above the limit"
     return line
 
 
@@ -72,6 +73,7 @@ def max_batch(
     start: int = 8,
     multiple: int = 1,
     trials: int = 12,
+    retries: bool = True,
     device: torch.device | str | None = None,
     quiet: bool = False,
 ) -> MaxBatch:
@@ -90,6 +92,8 @@ def max_batch(
         start: the first batch to try.
         multiple: batches are multiples of this.
         trials: at most this many batches are tried.
+        retries: False takes a batch for too large if torch's allocator runs out of memory in a
+            steady step and gives back what it had cached: such steps work, but are slow.
         device: where steps run; the current GPU, or the CPU if there is none.
         quiet: True prints nothing.
 
@@ -100,6 +104,8 @@ def max_batch(
     for name, value in (("start", start), ("multiple", multiple), ("trials", trials)):
         if isinstance(value, bool) or not isinstance(value, int):
             raise TypeError(f"{name} must be an int, got {value!r}")
+    if not isinstance(retries, bool):
+        raise TypeError(f"retries must be True or False, got {retries!r}")
     limit = 0 if peak is None else byte_count("peak", peak)
     meter = _meter(device)
     if peak is None and not isinstance(meter, _Gpu):
@@ -113,6 +119,8 @@ def max_batch(
         print(HEADING, flush=True)
     while (batch := search.next()) is not None:
         candidate = _try(make_step, batch, limit, meter)
+        if candidate.retries and not retries:
+            candidate = candidate._replace(fits=False)
         candidates.append(candidate)
         search.tried(batch, candidate.fits, candidate.peak_bytes or 0)
         if not quiet:
@@ -129,6 +137,8 @@ def _why_none(least: Candidate, peak: int | str | None) -> str:
     tried = f"a step with a batch of {least.batch}"
     if least.peak_bytes is None:
         return f"no batch fits: {tried} ran out of memory"
+    if least.retries:
+        return f"no batch fits: {tried} had to retry {least.retries} allocations"
     needed = f"{least.peak_bytes / MIB:,.0f} MiB"
     return f"no batch fits into peak={peak!r}: {tried} takes {needed}"
 
@@ -142,6 +152,9 @@ class _Gpu:
     def reset(self) -> None:
         torch.cuda.synchronize(self.device)
         torch.cuda.empty_cache()
+        self.restart_peak()
+
+    def restart_peak(self) -> None:
         torch.cuda.reset_peak_memory_stats(self.device)
 
     def wait(self) -> None:
@@ -164,13 +177,16 @@ class _Process:
 
     def reset(self) -> None:
         try:
-            self.RESET.write_text("5")  # of all that it can clear, the peak alone
+            self.restart_peak()
             self.peak()
         except (OSError, StopIteration) as error:
             raise ValueError(
                 f"peak cannot be measured on this system's CPU: {self.RESET} and VmHWM of "
                 f"{self.STATUS} are needed ({error})"
             ) from error
+
+    def restart_peak(self) -> None:
+        self.RESET.write_text("5")  # of all that it can clear, the peak alone
 
     def wait(self) -> None:
         pass
@@ -208,32 +224,45 @@ def _try(
     gc.collect()
     meter.reset()
     try:
-        seconds, retries = _run(make_step, batch, meter)
+        timed = _run(make_step, batch, meter)
     except (RuntimeError, MemoryError) as error:
         if not _is_out_of_memory(error):
             raise
         # The frames of the traceback hold the step's tensors; they go when this block is left.
-        seconds = None
-    if seconds is None:
+        timed = None
+    if timed is None:
         gc.collect()
-        return Candidate(batch, False, None, None, 0, None)
-    peak = meter.peak()
+        return Candidate(batch, False, None, None, 0, None, None)
+    peak = max(timed.first_peak, timed.steady_peak)
     fits = not limit or peak <= limit
-    return Candidate(batch, fits, peak, batch * TIMED / seconds, retries, meter.reserved())
+    speed = batch * TIMED / timed.seconds
+    return Candidate(batch, fits, peak, speed, timed.retries, timed.reserved, timed.steady_peak)
+
+
+class _Timed(NamedTuple):
+    seconds: float
+    retries: int  # allocations that had to be tried again
+    first_peak: int  # of the steps before them
+    steady_peak: int
+    reserved: int | None
 
 
 def _run(
     make_step: Callable[[int], Callable[[], Any]], batch: int, meter: _Gpu | _Process
-) -> tuple[float, int]:
-    """Seconds that the timed steps took, and the allocations that had to be tried again."""
+) -> _Timed:
     step = make_step(batch)
     if not callable(step):
         raise TypeError(f"make_step must return a function that runs a step, got {step!r}")
     for _ in range(WARMUPS):
         step()
     meter.wait()
+    first, reserved = meter.peak(), meter.reserved()
+    meter.restart_peak()
     retries, start = meter.retries(), time.perf_counter()
     for _ in range(TIMED):
         step()
     meter.wait()
-    return time.perf_counter() - start, meter.retries() - retries
+    seconds = time.perf_counter() - start
+    if reserved is not None:
+        reserved = max(reserved, meter.reserved())
+    return _Timed(seconds, meter.retries() - retries, first, meter.peak(), reserved)

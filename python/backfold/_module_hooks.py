@@ -57,9 +57,4 @@ def cuda_device() -> int:
     """The current GPU, or -1 if none is in use."""
     if not torch.cuda.is_initialized():
         return -1
-    if torch.cuda.is_current_stream_capturing():
-        raise RuntimeError(
-            "a Controller cannot be entered during CUDA graph capture: every replay would round "
-            "with the same random numbers"
-        )
     return torch.cuda.current_device()

@@ -23,7 +23,7 @@ UNSET: Final = Unset.UNSET
 class Target(NamedTuple):
     """How much to keep: a mean width, a ratio, a number of bytes, or only what is exact."""
 
-    kind: str  # "bits", "ratio", "budget" or "exact"
+    kind: str  # "bits", "ratio", "budget", "peak" or "exact"
     value: float
     adaptive: bool
 
@@ -34,6 +34,7 @@ def target_options(
     budget: int | str | None = None,
     level: str | None = None,
     adaptive: bool = True,
+    peak: int | str | None = None,
 ) -> dict[str, Any]:
     """The core's options for the one target that the arguments set."""
     if not isinstance(adaptive, bool):
@@ -44,15 +45,23 @@ def target_options(
             ("bits", bits, UNSET),
             ("ratio", ratio, None),
             ("budget", budget, None),
+            ("peak", peak, None),
             ("level", level, None),
         )
         if value is not default
     }
-    exact = bits is None and not {"ratio", "budget"}.isdisjoint(given)  # kept without rounding
+    # Kept without rounding.
+    exact = bits is None and not {"ratio", "budget", "peak"}.isdisjoint(given)
     if len(given) - exact > 1:
         both = " and ".join(f"{name}={value!r}" for name, value in given.items())
         raise ValueError(f"{both} cannot be given together: each sets how much is kept")
-    checks = {"bits": _bits, "ratio": _ratio, "budget": _bytes, "level": _level}
+    checks = {
+        "bits": _bits,
+        "ratio": _ratio,
+        "budget": lambda value: byte_count("budget", value),
+        "peak": lambda value: byte_count("peak", value),
+        "level": _level,
+    }
     checked = {name: checks[name](value) for name, value in given.items()}
     return {**checked, "adaptive": adaptive}
 
@@ -101,10 +110,6 @@ def byte_count(name: str, value: Any) -> int:
     if not 1 <= int(value) < 2**63:
         raise ValueError(f"{name} must be at least one byte and below 2**63, got {value!r}")
     return int(value)
-
-
-def _bytes(budget: Any) -> int:
-    return byte_count("budget", budget)
 
 
 def _level(level: Any) -> str:

@@ -35,6 +35,7 @@ class Probes:
         if replay and is_sharded(model):
             self._model = model  # to say so when the first turn comes
         self._told_changed: set[str] = set()
+        self._told_graphs = False
         self._recorder: Recorder | None = None
         self._call: ModelCall | None = None
         self._handles: list[Any] = []
@@ -55,7 +56,8 @@ class Probes:
             self._call = None  # another process could not be measured
         if self._model is not None and self._core.sharded:  # perhaps since the last step
             self._give_up("its parameters are shards, which other processes hold as well")
-        if self._core.begin_turn(self._model is not None) and self._model is not None:
+        runs_again = self._model is not None and not self._core.is_mostly_compiled
+        if self._core.begin_turn(runs_again) and runs_again:
             part = self._core.part_to_run_again()
             self._recorder = ModelCall.watch(self._model, *part, self._core.model_returned)
             self._call = self._recorder.__enter__()
@@ -139,11 +141,29 @@ class Probes:
             except Exception as error:  # training goes on with the estimate of its own step
                 failure = f"running it again failed: {error}", call.share < 1, False
             self._tell_changed(call.left_changed)
+        if runs := self._core.graph_runs():
+            of_graphs = self._measure_graphs(runs)
+            if of_graphs is not None and energy is None:
+                energy = of_graphs, 1.0, None
         obstacle, whole = self._core.finish_turn(measured, gain, moved, energy, failure)
         if whole and self._model is not None:
             record_whole(self._model)
         if obstacle:
             self._give_up(obstacle)
+
+    def _measure_graphs(self, runs: list[_C.GraphRun]) -> float | None:
+        """The energy of the gradient, if all could be measured."""
+        from backfold._graph_measured import measure_graphs
+
+        energy, failure = measure_graphs(runs, self._core.steps)
+        if failure and not self._told_graphs:
+            self._told_graphs = True
+            warnings.warn(
+                "backfold: a graph of torch.compile could not be measured, and what it saves has "
+                f"one width: {failure}",
+                stacklevel=5,
+            )
+        return None if failure else energy
 
     def _tell_changed(self, names: Iterable[str]) -> None:
         new = [name for name in names if name not in self._told_changed]

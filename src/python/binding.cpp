@@ -13,6 +13,7 @@
 #include "backfold/planner.h"
 #include "python/codecs.h"
 #include "python/controller.h"
+#include "python/graphs.h"
 #include "python/hooks.h"
 #include "python/options.h"
 #include "torch/codec/codec.h"
@@ -88,6 +89,7 @@ PYBIND11_MODULE(_C, module) {
   python::add_codecs(module);
   python::add_options(module);
   python::add_controller(module);
+  python::add_graphs(module);
   python::add_hooks(module);
 }
 

@@ -7,6 +7,7 @@
 
 #include "backfold/controller.h"
 #include "python/codecs.h"
+#include "python/graphs.h"
 #include "python/hooks.h"
 #include "python/options.h"
 #include "torch/calibrate.h"
@@ -96,7 +97,9 @@ class PyController {
   bool sharded() { return controller_.state().model.sharded; }
   void set_sharded(bool sharded) { controller_.state().model.sharded = sharded; }
 
-  bool wants_modules() { return torch_layer::wants_parts(controller_.state()); }
+  bool wants_modules(bool compiles) {
+    return torch_layer::wants_parts(controller_.state(), compiles);
+  }
 
   // Raises like enter() if the block is open already or torch accepts no hooks.
   void expect_enterable() {
@@ -240,12 +243,17 @@ class PyController {
     torch_layer::join(controller_.state(), rank, size, std::move(called));
   }
 
-  // What graphs are compiled with: (bits, whether small tensors are spared, min_bytes), or None.
-  std::optional<std::tuple<std::optional<int>, bool, std::int64_t>> graph_rules() {
+  // What graphs are compiled with: (whether they round, are measured, send away; min_bytes), or
+  // None.
+  std::optional<std::tuple<bool, bool, bool, std::int64_t>> graph_rules() {
     const auto rules = torch_layer::graph_rules(controller_.state());
     if (!rules) return std::nullopt;
-    return std::make_tuple(rules->bits, rules->spares_small, rules->min_bytes);
+    return std::make_tuple(rules->rounds, rules->measures, rules->offloads, rules->min_bytes);
   }
+  std::vector<std::shared_ptr<PyGraphRun>> graph_runs() {
+    return python::graph_runs(controller_.state());
+  }
+  bool is_mostly_compiled() { return torch_layer::is_mostly_compiled(controller_.state()); }
 
   bool unmet_samples() { return controller_.state().blocks.unmet_samples; }
   void sample_ids(const at::Tensor& ids, std::int64_t count) { controller_.sample_ids(ids, count); }
@@ -301,18 +309,6 @@ void make_collectable(PyHeapTypeObject* heap_type) {
 }  // namespace
 
 void add_controller(py::module_& module) {
-  module.def("graph_width", [](int bits, bool spares_small, std::int64_t bytes, int floor) {
-    return torch_layer::GraphRules{bits, spares_small, 0}.width(bytes, floor);
-  });
-  // The path of a module by its identity, in the model of the block of this thread.
-  module.def("module_path", [](std::uintptr_t identity) -> std::optional<std::string> {
-    torch_layer::Entry* entry = torch_layer::Entry::current();
-    if (!entry) return std::nullopt;
-    const auto& modules = entry->state().model.modules;
-    const auto found = modules.find(reinterpret_cast<const void*>(identity));
-    if (found == modules.end()) return std::nullopt;
-    return entry->state().sites->path(found->second).name;
-  });
   py::class_<Report>(module, "Report")
       .def_static("from_json", &Report::from_json)
       .def("text", &Report::text)
@@ -336,6 +332,8 @@ void add_controller(py::module_& module) {
       .def("enter", &PyController::enter, py::arg("device"), py::arg("hooks") = py::none())
       .def("exit", &PyController::exit)
       .def("graph_rules", &PyController::graph_rules)
+      .def("graph_runs", &PyController::graph_runs)
+      .def_property_readonly("is_mostly_compiled", &PyController::is_mostly_compiled)
       .def("report", &PyController::report)
       .def("calibrate", &PyController::calibrate)
       .def("replan", &PyController::replan)

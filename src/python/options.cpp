@@ -20,6 +20,7 @@ ControllerOptions options_of(const py::dict& given) {
   take("bits", options.bits);
   take("ratio", options.ratio);
   take("budget", options.budget);
+  take("peak", options.peak);
   take("level", options.level);
   take("adaptive", options.adaptive);
   take("min_bytes", options.min_bytes);
@@ -30,6 +31,7 @@ ControllerOptions options_of(const py::dict& given) {
   take("replay", options.replay);
   take("derive", options.derive);
   take("offload", options.offload);
+  take("defragment", options.defragment);
   if (given.contains("codec"))
     for (const PyRule& rule : given["codec"].cast<std::vector<PyRule>>())
       options.codec.push_back(rule_of(rule));

@@ -54,6 +54,12 @@ bool is_checkpoint_saving() {
          PyUnicode_CompareWithASCIIString(name, torch_layer::kCheckpoint.data()) == 0;
 }
 
+// Whether one of torch's own operators saves.
+bool is_saved_by_torch() {
+  const torch_layer::RunningCall* call = torch_layer::running_call();
+  return call && !call->op->opaque;
+}
+
 // An alias of a tensor that carries the tensor's Python attributes. Autograd turns what it is given
 // into a variable. For an alias that shares only its memory it does so in place, so the Python
 // object with the attributes survives.
@@ -130,7 +136,10 @@ bool is_parameter_object(const at::Tensor& tensor) {
 PackedTensor::PackedTensor(const at::Tensor& tensor) {
   const char* obstacle = nullptr;
   bool checkpoint = false;
-  if (object_of(tensor)) {  // what Python has not seen is of no class of its own
+  // What Python has not seen is of no class of its own. Attributes matter to functions written in
+  // Python alone: nodes of torch's own operators hand nothing to it.
+  if (PyObject* seen = object_of(tensor);
+      seen && (!is_saved_by_torch() || !THPVariable_CheckExact(seen))) {
     const py::gil_scoped_acquire gil;
     checkpoint = is_checkpoint_saving();
     auto object = py::reinterpret_steal<py::object>(THPVariable_Wrap(tensor));

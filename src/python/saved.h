@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "torch/store/saved.h"
+#include "torch/store/small_objects.h"
 
 namespace backfold::python {
 
@@ -45,8 +46,13 @@ const HookFunctions& hook_functions();
 // What autograd keeps for one saved tensor while they are on top. Makes no Python object.
 class SavedHooks : public torch::autograd::SavedVariableHooks {
  public:
+  static void* operator new(std::size_t bytes) { return torch_layer::allocate_small(bytes); }
+  static void operator delete(void* memory, std::size_t bytes) {
+    torch_layer::release_small(memory, bytes);
+  }
+
   void call_pack_hook(const at::Tensor& tensor) override {
-    packed_ = std::make_shared<PackedTensor>(tensor);
+    packed_ = torch_layer::make_small<PackedTensor>(tensor);
   }
   at::Tensor call_unpack_hook() override { return packed_->unpack(); }
   std::optional<std::pair<c10::SafePyObject, c10::SafePyObject>> retrieve_unpack_hook_data()

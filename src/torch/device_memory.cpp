@@ -13,4 +13,10 @@ std::optional<DeviceMemory> device_memory(const std::optional<c10::Device>& devi
   return DeviceMemory{stats.allocated_bytes[kAll].current, stats.allocated_bytes[kAll].peak};
 }
 
+bool reset_device_peak(const std::optional<c10::Device>& device) {
+  if (!device || !device->is_cuda()) return false;
+  c10::getDeviceAllocator(device->type())->resetPeakStats(device->index());
+  return true;
+}
+
 }  // namespace backfold::torch_layer

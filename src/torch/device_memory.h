@@ -18,6 +18,9 @@ struct DeviceMemory {
 // None on a CPU, which does not count.
 std::optional<DeviceMemory> device_memory(const std::optional<c10::Device>& device);
 
+// Begins the peak anew, as the program can. False on a CPU.
+bool reset_device_peak(const std::optional<c10::Device>& device);
+
 }  // namespace backfold::torch_layer
 
 #endif  // BACKFOLD_TORCH_DEVICE_MEMORY_H_

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The operators that stand in compiled graphs: fold and keep at the end of a forward, unfold at the
-// beginning of its backward.
+// The operators that stand in compiled graphs: fold and keep in a forward; arrive, once, and unfold
+// in its backward.
 //
 // fold rounds with the key of the block that it runs in, which is another at each step and each
 // place. So it must not be replayed by a CUDA graph, and a graph has each place once.
@@ -10,17 +10,11 @@
 #include <torch/library.h>
 
 #include "torch/capture/graph.h"
-#include "torch/packet.h"
+#include "torch/capture/undisturbed.h"
+#include "torch/probe/graphs.h"
 
 namespace backfold::torch_layer {
 namespace {
-
-// Bools become bits, whatever the width.
-Format format_of(at::ScalarType type, at::IntArrayRef sizes, std::int64_t bits, bool zero_exact) {
-  if (type != at::kBool)
-    return format_for(type, sizes, {}, {.bits = bits, .layout = "flat", .zero_exact = zero_exact});
-  return PredicateFormat{.type = ElementType::kBool, .count = c10::multiply_integers(sizes)};
-}
 
 // In memory as the graph was compiled for: the compiler may have found it better to lay out the
 // tensor in another way since.
@@ -34,48 +28,67 @@ at::Tensor laid_out(const at::Tensor& input, at::IntArrayRef stride) {
   return copy;
 }
 
-at::Tensor fold(const at::Tensor& input, at::IntArrayRef stride, std::int64_t bits, bool zero_exact,
-                std::string_view module, std::string_view name) {
-  const Format format = format_of(input.scalar_type(), input.sizes(), bits, zero_exact);
-  return fold_in_graph(laid_out(input, stride), format, {module, name});
+at::Tensor fold(const at::Tensor& input, at::IntArrayRef stride, std::int64_t floor,
+                bool zero_exact, bool exact, std::int64_t graph, std::string_view module,
+                std::string_view name) {
+  TORCH_CHECK_VALUE(0 <= floor && floor <= 16, "backfold.fold: floor must be from 0 to 16, got ",
+                    floor);
+  const Undisturbed undisturbed;
+  const GraphDemand demand{static_cast<int>(floor), zero_exact, exact};
+  return GraphPacket::ticket(fold_in_graph(laid_out(input, stride), demand, {graph, module, name}));
 }
 
-at::Tensor unfold(const at::Tensor& payload, at::IntArrayRef size, at::IntArrayRef stride,
-                  at::ScalarType dtype, std::int64_t bits, bool zero_exact) {
-  return unpack_payload(payload, format_of(dtype, size, bits, zero_exact), size, stride, dtype);
+at::Tensor unfold(const at::Tensor& ticket, at::IntArrayRef size, at::IntArrayRef stride,
+                  at::ScalarType dtype) {
+  const Undisturbed undisturbed;
+  const auto packet = GraphPacket::of(ticket);
+  TORCH_CHECK(packet,
+              "backfold.unfold: what a compiled graph hands over is not what its forward has kept, "
+              "but a copy of it");
+  at::Tensor tensor = packet->read();
+  TORCH_CHECK(tensor.sizes() == size && tensor.scalar_type() == dtype, "backfold.unfold: a tensor ",
+              tensor.sizes(), " of ", tensor.scalar_type(), " was kept, and ", size, " of ", dtype,
+              " is asked for");
+  return tensor;
+}
+
+// Backward begins. Another ticket for the same packet, so that the graph has a use for it. While a
+// graph is compiled its first tensor is there in place of a ticket.
+at::Tensor arrive(const at::Tensor& ticket, at::TensorList tensors, at::IntArrayRef sizes,
+                  std::int64_t lasting) {
+  const auto packet = GraphPacket::of(ticket);
+  if (!packet) return at::empty({GraphPacket::kTicketBytes}, ticket.options().dtype(at::kByte));
+  if (const auto runs = packet->runs()) {
+    const Undisturbed undisturbed;
+    runs->arrived(*packet, tensors, sizes, lasting);
+  }
+  return GraphPacket::ticket(packet);
 }
 
 // Of no bytes: it stands for the note that was taken.
 at::Tensor keep(const at::Tensor& input, std::string_view module, std::string_view name,
                 std::string_view reason) {
-  keep_in_graph(input, {module, name}, reason);
+  keep_in_graph(input, {0, module, name}, reason);
   return at::empty({0}, input.options().dtype(at::kByte));
 }
 
-// The bytes of a payload as an expression in the sizes of its source (PredicateFormat and
-// GroupGeometry, symbolically).
-c10::SymInt symbolic_bytes(const at::Tensor& input, std::int64_t bits) {
-  constexpr std::int64_t kAlignment = kPayloadAlignment;
-  const auto aligned = [](const c10::SymInt& bytes) {
-    return (bytes + (kAlignment - 1)) / kAlignment * kAlignment;
-  };
-  if (input.scalar_type() == at::kBool) return aligned((input.sym_numel() + 7) / 8);
-  const GroupFormat format;
-  const c10::SymInt groups = (input.sym_numel() + (format.group - 1)) / format.group;
-  return aligned(groups * 4) + groups * (format.group * bits / 8);
+at::Tensor ticket_meta(const at::Tensor& like) {
+  return at::empty({GraphPacket::kTicketBytes}, like.options().dtype(at::kByte));
 }
 
-at::Tensor fold_meta(const at::Tensor& input, c10::SymIntArrayRef, std::int64_t bits,
-                     bool zero_exact, std::string_view, std::string_view) {
-  format_of(input.scalar_type(), {}, bits, zero_exact);  // checks
-  return at::empty_symint({symbolic_bytes(input, bits)}, input.options().dtype(at::kByte));
+at::Tensor fold_meta(const at::Tensor& input, c10::SymIntArrayRef, std::int64_t, bool, bool,
+                     std::int64_t, std::string_view, std::string_view) {
+  return ticket_meta(input);
 }
 
-at::Tensor unfold_meta(const at::Tensor& payload, c10::SymIntArrayRef size,
-                       c10::SymIntArrayRef stride, at::ScalarType dtype, std::int64_t bits,
-                       bool zero_exact) {
-  format_of(dtype, {}, bits, zero_exact);  // checks
-  return at::empty_strided_symint(size, stride, payload.options().dtype(dtype));
+at::Tensor unfold_meta(const at::Tensor& ticket, c10::SymIntArrayRef size,
+                       c10::SymIntArrayRef stride, at::ScalarType dtype) {
+  return at::empty_strided_symint(size, stride, ticket.options().dtype(dtype));
+}
+
+at::Tensor arrive_meta(const at::Tensor& ticket, at::TensorList, c10::SymIntArrayRef,
+                       std::int64_t) {
+  return ticket_meta(ticket);
 }
 
 at::Tensor keep_meta(const at::Tensor& input, std::string_view, std::string_view,
@@ -84,30 +97,34 @@ at::Tensor keep_meta(const at::Tensor& input, std::string_view, std::string_view
 }
 
 TORCH_LIBRARY_FRAGMENT(backfold, library) {
+  const std::vector<at::Tag> tags = {at::Tag::cudagraph_unsafe, at::Tag::flexible_layout};
   library.def(
-      "fold(Tensor input, SymInt[] stride, int bits, bool zero_exact, str module, str name) -> "
-      "Tensor",
-      {at::Tag::cudagraph_unsafe, at::Tag::flexible_layout});
-  library.def(
-      "unfold(Tensor payload, SymInt[] size, SymInt[] stride, ScalarType dtype, int bits, "
-      "bool zero_exact) -> Tensor");
-  library.def("keep(Tensor input, str module, str name, str reason) -> Tensor",
-              {at::Tag::cudagraph_unsafe, at::Tag::flexible_layout});
+      "fold(Tensor input, SymInt[] stride, int floor, bool zero_exact, bool exact, int graph, "
+      "str module, str name) -> Tensor",
+      tags);
+  library.def("unfold(Tensor ticket, SymInt[] size, SymInt[] stride, ScalarType dtype) -> Tensor",
+              tags);
+  library.def("arrive(Tensor ticket, Tensor[] tensors, SymInt[] sizes, int lasting) -> Tensor",
+              tags);
+  library.def("keep(Tensor input, str module, str name, str reason) -> Tensor", tags);
 }
 
 TORCH_LIBRARY_IMPL(backfold, CPU, library) {
   library.impl("fold", &fold);
   library.impl("unfold", &unfold);
+  library.impl("arrive", &arrive);
   library.impl("keep", &keep);
 }
 TORCH_LIBRARY_IMPL(backfold, CUDA, library) {
   library.impl("fold", &fold);
   library.impl("unfold", &unfold);
+  library.impl("arrive", &arrive);
   library.impl("keep", &keep);
 }
 TORCH_LIBRARY_IMPL(backfold, Meta, library) {
   library.impl("fold", &fold_meta);
   library.impl("unfold", &unfold_meta);
+  library.impl("arrive", &arrive_meta);
   library.impl("keep", &keep_meta);
 }
 

@@ -31,6 +31,7 @@ const std::vector<Level>& levels() {
       {"actnn-L2", 4, false},
       {"actnn-L3", 2, true, {everywhere(codecs::Quantize{2, true})}},
       {"actnn-L4", 2, true, {everywhere(codecs::Quantize{2, true})}, true},
+      {"actnn-L5", 2, true, {everywhere(codecs::Quantize{2, true})}, true, false, true},
       {"pooled", std::nullopt, false, {saved_by("aten::convolution", codecs::Pool{4})}},
       {"division", std::nullopt, false, {everywhere(codecs::PoolResidual{8, 2})}},
       {"mesa", std::nullopt, false, {everywhere(codecs::RunningRange{8})}},
@@ -44,14 +45,6 @@ const std::vector<Level>& levels() {
   return table;
 }
 
-// The feature that each needs and Backfold lacks, and the level that is the same without it.
-struct Refused {
-  const char *name, *missing, *instead;
-};
-constexpr Refused kRefused[] = {
-    {"actnn-L5", "defragmentation", "actnn-L4"},
-};
-
 }  // namespace
 
 const Level& level_named(const std::string& name) {
@@ -59,12 +52,6 @@ const Level& level_named(const std::string& name) {
   for (const Level& level : levels()) {
     if (name == level.name) return level;
     names += (names.empty() ? "" : ", ") + std::string(level.name);
-  }
-  for (const Refused& refused : kRefused) {
-    TORCH_CHECK_VALUE(name != refused.name, "level='", name, "' needs ", refused.missing,
-                      ", which Backfold does not support yet; '", refused.instead,
-                      "' is the same without it");
-    names += ", " + std::string(refused.name);
   }
   TORCH_CHECK_VALUE(false, "level must be one of ", names, ", got '", name, "'");
 }

@@ -20,9 +20,10 @@ struct Level {
   std::vector<CodecRule> codecs = {};  // for tensors that the plan does not decide on
   bool offload = false;
   bool checkpoints = false;  // whether the model has to use checkpoints
+  bool defragment = false;
 };
 
-// Raises ValueError for an unknown name, and for levels that need features Backfold lacks.
+// Raises ValueError for an unknown name.
 const Level& level_named(const std::string& name);
 
 }  // namespace backfold::torch_layer

@@ -34,9 +34,10 @@ void list_model(State& state, const std::vector<ListedPart>& parts,
   model.unknown_modules = false;
 }
 
-bool wants_parts(State& state) {
+bool wants_parts(State& state, bool compiles) {
   ModelListing& model = state.model;
-  model.watches_modules = model.names_places || model.unplaced_sites || state.blocks.steps < 2;
+  const bool wants = model.unplaced_sites || state.blocks.steps < 2;
+  model.watches_modules = model.names_places || (wants && !compiles);
   if (model.watches_modules) model.unplaced_sites = false;
   return model.watches_modules;
 }

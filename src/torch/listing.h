@@ -34,8 +34,9 @@ void list_model(State& state, const std::vector<ListedPart>& parts,
                 const std::vector<ListedTensor>& tensors);
 
 // Whether the next block should be told which parts run, which costs some microseconds for each:
-// while places are learned, and where the user named some.
-bool wants_parts(State& state);
+// while places are learned, and where the user named some. Where a program compiles models it is
+// only told for the latter: what watches parts is seen by compilers, which make a further graph.
+bool wants_parts(State& state, bool compiles);
 
 }  // namespace backfold::torch_layer
 

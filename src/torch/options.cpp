@@ -2,6 +2,7 @@
 
 #include "torch/options.h"
 
+#include <ATen/Context.h>
 #include <c10/util/Exception.h>
 
 #include <cctype>
@@ -11,6 +12,7 @@
 
 #include "torch/json/state.h"
 #include "torch/levels.h"
+#include "torch/segments.h"
 #include "torch/state.h"
 
 namespace backfold {
@@ -62,17 +64,22 @@ namespace torch_layer {
 namespace {
 
 void check_target(const ControllerOptions& options) {
-  const int given = options.ratio.has_value() + options.budget.has_value() + !options.level.empty();
-  TORCH_CHECK_VALUE(given <= 1,
-                    "ratio, budget and level cannot be given together: each sets how much is kept");
+  const int given = options.ratio.has_value() + options.budget.has_value() +
+                    options.peak.has_value() + !options.level.empty();
+  TORCH_CHECK_VALUE(
+      given <= 1,
+      "ratio, budget, peak and level cannot be given together: each sets how much is kept");
   TORCH_CHECK_VALUE(!options.ratio || (*options.ratio > 1 && std::isfinite(*options.ratio)),
                     "ratio must be above 1 and finite, got ", *options.ratio);
   TORCH_CHECK_VALUE(!options.budget || *options.budget >= 1,
                     "budget must be at least one byte and below 2**63, got ", *options.budget);
+  TORCH_CHECK_VALUE(!options.peak || *options.peak >= 1,
+                    "peak must be at least one byte and below 2**63, got ", *options.peak);
   constexpr const char* kNeedsPlan =
       " needs a plan, which adaptive=False rules out; use bits instead";
   TORCH_CHECK_VALUE(options.adaptive || !options.ratio, "ratio=", *options.ratio, kNeedsPlan);
   TORCH_CHECK_VALUE(options.adaptive || !options.budget, "budget=", *options.budget, kNeedsPlan);
+  TORCH_CHECK_VALUE(options.adaptive || !options.peak, "peak=", *options.peak, kNeedsPlan);
 }
 
 Wanted wanted_by_bits(const std::optional<double>& bits, bool adaptive) {
@@ -92,6 +99,8 @@ Wanted wanted_by(const ControllerOptions& options) {
   if (options.ratio) return {Target{Target::Kind::kRatio, *options.ratio}, rounds};
   if (options.budget)
     return {Target{Target::Kind::kBudget, static_cast<double>(*options.budget)}, rounds};
+  if (options.peak)
+    return {Target{Target::Kind::kPeak, static_cast<double>(*options.peak)}, rounds};
   if (options.level.empty()) return wanted_by_bits(options.bits, options.adaptive);
   const Level& level = level_named(options.level);
   TORCH_CHECK_VALUE(options.adaptive || !level.adaptive, "level='", options.level,
@@ -128,16 +137,18 @@ std::shared_ptr<State> state_for(const ControllerOptions& options) {
   state->turns.replays = options.replay;
   state->turns.on_noise = options.on_noise;
   join(*state, options.rank, options.world_size, options.gather);
-  bool offload = options.offload;
+  bool offload = options.offload, defragment = options.defragment;
   if (!options.level.empty()) {
     const Level& level = level_named(options.level);
     offload |= level.offload;
+    defragment |= level.defragment;
     TORCH_CHECK_VALUE(level.codecs.empty() || options.codec.empty(), "level='", options.level,
                       "' sets its own codec, so codec cannot be given as well");
     for (const CodecRule& rule : level.codecs) state->policy.add(rule);
     if (level.checkpoints) state->blocks.wants_checkpoints = level.name;
   }
   if (offload) state->offloader = std::make_shared<Offloader>();
+  if (defragment && at::hasCUDA()) make_segments_expandable();
   for (const CodecRule& rule : options.codec) state->policy.add(rule);
   for (const Codec& codec : options.menu) state->policy.offer(codec);
   return state;

@@ -135,6 +135,8 @@ std::string Report::text(std::size_t limit) const {
                   plan->mean_bits, mebibytes(plan->held_bytes).c_str(), plan->error,
                   plan->uniform_error);
     out += text;
+    if (plan->peak_bytes)
+      out += "expected at the peak of a step: " + mebibytes(*plan->peak_bytes) + " MiB\n";
   }
   if (remade && remade->places > 0) {
     std::snprintf(text, sizeof text,

@@ -10,6 +10,7 @@
 #include "torch/plan/bundles.h"
 #include "torch/plan/sample_plan.h"
 #include "torch/plan/starts.h"
+#include "torch/replays.h"
 
 namespace backfold::torch_layer {
 namespace {
@@ -50,12 +51,24 @@ std::uint64_t rounding_seed(const State& state) {
 StoreOptions options_now(State& state) {
   Planning& planning = state.planning;
   using Products = Planning::Products;
-  if (!state.probing.owns_blocks()) settle_products(state);
-  if (planning.target && !state.probing.owns_blocks()) {
+  // What was timed cannot be read, and nothing is planned anew, while a graph is captured.
+  const bool plans = !state.probing.owns_blocks() && !is_captured(state);
+  if (plans) {
+    settle_peak(state);
+    settle_products(state);
+  }
+  if (planning.target && plans) {
+    // What a peak is not lowered by needs no products to be marked.
+    if (!planning.plan && planning.target->kind == Target::Kind::kPeak &&
+        planning.products != Products::kPlanned)
+      mark_until_planned(*state.sites, planning.reference, *planning.target, state.blocks.steps);
     if (!planning.plan) state.options.bits = uniform_width_of(state);
     // Several processes do this at their next meeting.
     if (!state.together.on()) {
-      if (planning.plan && std::exchange(planning.outgrown, false)) replan(state);
+      // What a larger step takes from moment to moment is known once it was watched.
+      if (planning.plan && is_known(planning.reference, *planning.target) &&
+          std::exchange(planning.outgrown, false))
+        replan(state);
       settle_scores(state);
     }
   }
@@ -70,6 +83,7 @@ StoreOptions options_now(State& state) {
   options.products = planning.products != Products::kUnwanted;
   options.times_products = planning.products == Products::kWanted && !state.probing.owns_blocks();
   options.wants_scores = state.probing.running || planning.scores == Planning::Scores::kWanted;
+  options.turn = next_turn(state);
   return options;
 }
 
@@ -116,6 +130,8 @@ void adopt_plan(State& state, PlanSummary plan) {
   planning.plan = std::move(plan);
   if (state.together.rank == 0) tell_of_noise(planning);  // it is the same in all processes
   state.options.bits = widest_within(planning.plan->mean_bits);
+  planning.peak.watches = true;
+  planning.peak.kept = 0;
 }
 
 void replan(State& state) {
@@ -134,8 +150,14 @@ void replan(State& state) {
 
 void settle_products(State& state) {
   Planning& planning = state.planning;
-  if (planning.products != Planning::Products::kTimed) return;
-  read_laps(*state.sites, state.blocks.steps);
+  using Products = Planning::Products;
+  const bool timed = planning.products == Products::kTimed;
+  if (timed) read_laps(*state.sites, state.blocks.steps);
+  if (!timed && !std::exchange(planning.marks_anew, false)) return;
+  if (planning.exact && !is_known(planning.reference, *planning.exact)) {
+    planning.products = Products::kWanted;  // its backward did not run
+    return;
+  }
   if (planning.exact) {
     planning.remade =
         plan_exactly(*state.sites, planning.reference, *planning.exact, state.blocks.steps);

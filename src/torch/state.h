@@ -22,6 +22,7 @@
 #include "torch/capture/site.h"
 #include "torch/codec/policy.h"
 #include "torch/codec/reused_memory.h"
+#include "torch/peak.h"
 #include "torch/plan/guard.h"
 #include "torch/plan/noise.h"
 #include "torch/plan/plan.h"
@@ -81,6 +82,8 @@ struct Planning {
   // a plan was made of it.
   enum class Products { kUnwanted, kWanted, kTimed, kPlanned } products = Products::kUnwanted;
   std::optional<RemadePlan> remade;
+  PeakKeeping peak;
+  bool marks_anew = false;  // exact tensors took more than they were to
 };
 
 // Adds to a history of bounded length: when it is full, every second entry goes, never the newest.
@@ -127,6 +130,7 @@ struct State {
   Together together;
   const ReusedMemoryUser memory;
   SpareMemory spare_memory;  // of the notes of the last block
+  at::Tensor turn;           // of replays, on the device of the last block; see replays.h
 };
 
 // The seed of what this process rounds: processes that train together round differently, so that

@@ -43,6 +43,7 @@ at::Tensor run_step(Controller& controller, const std::function<at::Tensor(doubl
   }
   turns.last = state->blocks.steps;
   turns.again = false;
+  settle_peak(*state);  // before anything is run again
   const auto measure = [&] {
     return calibrate(state, [&] { forward(part).backward(); }, {.leaves = {}, .scale = part});
   };

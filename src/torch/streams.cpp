@@ -4,23 +4,16 @@
 
 #include <c10/core/Event.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
-#include <c10/util/Exception.h>
+
+#include "backfold/execution.h"
 
 namespace backfold::torch_layer {
-namespace {
 
-template <typename Device>
-void refuse_capture_on(const Device& device, const c10::Stream& stream) {
-  if constexpr (requires { device.isStreamCapturing(stream); }) {  // torch 2.12 and later
-    TORCH_CHECK(!device.isStreamCapturing(stream),
-                "backfold: nothing can be folded while a CUDA graph is captured");
-  }
-}
-
-}  // namespace
-
-void refuse_capture(const c10::Stream& stream) {
-  refuse_capture_on(c10::impl::VirtualGuardImpl(stream.device_type()), stream);
+bool is_captured(const c10::Stream& stream) {
+  Execution execution;
+  execution.backend = Backend::kCuda;
+  execution.stream = stream.native_handle();
+  return backfold::is_captured(execution);
 }
 
 std::optional<c10::Stream> current_stream(const c10::Device& device) {

@@ -8,6 +8,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "torch/device_memory.h"
+
 namespace backfold::torch_layer {
 namespace {
 
@@ -21,12 +23,17 @@ std::uint64_t running_node() {
 
 }  // namespace
 
-void Timeline::begin(std::int64_t step) {
+void Timeline::begin(std::int64_t step, bool watches, std::optional<c10::Device> device) {
   const std::lock_guard lock(mutex_);
+  watches_ = watches;
+  if (watches_) {
+    watch_ = {.device = device, .seen = {}, .open = {}};
+    watch_.seen.step = step;
+  }
   now_.step = step;
   now_.events = 0;
-  now_.carried_plain = last_.plain;
-  now_.carried_held = last_.held;
+  now_.carried_plain = last_.plain = plain_;
+  now_.carried_held = last_.held = held_;
   now_.kept.clear();
   last_.made = 0;
   now_.most_plain = now_.most_held = now_.most_folded = last_;
@@ -39,13 +46,17 @@ void Timeline::end_block() {
   in_block_ = false;
 }
 
-void Timeline::add(Curve curve, std::int64_t bytes) {
+void Timeline::add(const Site& site, Curve curve, std::int64_t bytes) {
+  total(curve).fetch_add(bytes, std::memory_order_relaxed);
+  if (curve != Curve::kHeld || !watches_.load(std::memory_order_relaxed)) return;
   const std::lock_guard lock(mutex_);
-  (curve == Curve::kPlain ? last_.plain : last_.held) += bytes;
+  if (watches_)
+    ++watch_.seen.stays.try_emplace(&site, Stay{.from = now_.events}).first->second.held;
 }
 
 void Timeline::saved(const Site& site) {
   const std::lock_guard lock(mutex_);
+  if (watches_) watch_.seen.stays.try_emplace(&site, Stay{.from = now_.events});
   note(site);
 }
 
@@ -54,20 +65,32 @@ void Timeline::read(const Site& site, std::int64_t made) {
   const std::uint64_t node = running_node();
   if (std::exchange(reader_, node) != node) last_.made = 0;
   last_.made += made;
+  if (Stay* stay = watches_ ? watch_.stay_of(site) : nullptr) {
+    stay->read = std::min(stay->read, now_.events);
+    stay->until = now_.events + 1;
+  }
   note(site);
 }
 
 void Timeline::let_go(const Site& site, Curve curve, std::int64_t bytes) {
+  total(curve).fetch_sub(bytes, std::memory_order_relaxed);
   const std::lock_guard lock(mutex_);
   if (reader_ != running_node()) last_.made = 0;
-  (curve == Curve::kPlain ? last_.plain : last_.held) -= bytes;
+  if (Stay* stay = watches_ && curve == Curve::kHeld ? watch_.stay_of(site) : nullptr;
+      stay && stay->held > 0) {
+    --stay->held;
+    stay->until = std::max(stay->until, now_.events);
+  }
   note(site);
 }
 
 void Timeline::note(const Site& site) {
+  last_.plain = plain_.load(std::memory_order_relaxed);
+  last_.held = held_.load(std::memory_order_relaxed);
   last_.number = now_.events++;
   last_.site = &site;
   last_.backward = !in_block_ || in_backward();
+  if (watches_) watch_.event(last_);
   if (last_.number == 0 || last_.plain > now_.most_plain.plain) now_.most_plain = last_;
   if (last_.number == 0 || last_.held > now_.most_held.held) now_.most_held = last_;
   const Event& most = now_.most_folded;
@@ -80,6 +103,47 @@ void Timeline::note(const Site& site) {
     if (last_.number % stride_ != 0) return;
   }
   now_.kept.push_back(last_);
+}
+
+void Timeline::Watch::event(const Event& event) {
+  close();
+  const auto memory = device_memory(device);
+  const std::int64_t now = memory ? memory->now : event.held + event.made;
+  const std::int64_t before = open ? open->so_far : 0;
+  open = {.event = event.number, .now = now, .most = now, .so_far = std::max(before, now)};
+  seen.backward = event.backward;
+}
+
+void Timeline::Watch::close() {
+  if (!open) return;
+  if (const auto memory = device_memory(device); memory && memory->peak > open->so_far)
+    open->most = open->so_far = memory->peak;  // reached since the last event
+  std::vector<Moment>& moments = seen.moments;
+  const auto add = [&](const Moment& moment) {
+    if (moments.empty() || moments.back().event / stride != moment.event / stride) {
+      moments.push_back(moment);
+    } else if (moment.most > moments.back().most) {
+      moments.back() = moment;
+    }
+  };
+  add(*open);
+  if (moments.size() <= kMostKept) return;
+  stride *= 2;
+  for (const Moment& moment : std::exchange(moments, {})) add(moment);
+}
+
+Timeline::Stay* Timeline::Watch::stay_of(const Site& site) {
+  const auto found = seen.stays.find(&site);
+  return found == seen.stays.end() ? nullptr : &found->second;
+}
+
+Timeline::Watched Timeline::watched() const {
+  const std::lock_guard lock(mutex_);
+  Watch watch = watch_;
+  watch.close();
+  for (auto& [site, stay] : watch.seen.stays)
+    if (stay.held > 0 || stay.until == 0) stay.until = Stay::kNever;
+  return std::move(watch.seen);
 }
 
 Timeline::Recorded Timeline::recorded() const {
@@ -97,7 +161,7 @@ Timeline::Recorded Timeline::recorded() const {
 Charge::Charge(std::shared_ptr<Timeline> timeline, const Site& site, Timeline::Curve curve,
                std::int64_t bytes)
     : timeline_(std::move(timeline)), site_(&site), curve_(curve), bytes_(bytes) {
-  timeline_->add(curve_, bytes_);
+  timeline_->add(site, curve_, bytes_);
 }
 
 Charge::Charge(Charge&& other) noexcept

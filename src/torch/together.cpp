@@ -208,7 +208,9 @@ Outcome plan_together(State& state, const Failure& failure) {
     records[i].scores = at::Tensor();
   }
   state.sites->take_agreed(records);
-  planning.reference = together.reference;
+  // What it takes from moment to moment goes with where its own tensors are.
+  StepReference own = std::exchange(planning.reference, together.reference);
+  planning.reference.moments = std::move(own.moments);
   planning.gradient_energy = together.gradient_energy;
   planning.outgrown = false;
   // Errors at few bits depend on the plan in force, so the first plan is made twice.

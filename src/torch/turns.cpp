@@ -9,6 +9,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "torch/plan/moments.h"
+#include "torch/replays.h"
 #include "torch/state.h"
 
 namespace backfold::torch_layer {
@@ -58,7 +60,7 @@ void look_at_noise(State& state) {
 double held_bytes_wanted(const State& state) {
   const Target& target = *state.planning.target;
   const StepReference& reference = state.planning.reference;
-  if (target.kind == Target::Kind::kBudget) return target.value;
+  if (is_of_bytes(target)) return static_cast<double>(headroom(reference, target));
   if (target.kind == Target::Kind::kRatio)
     return static_cast<double>(reference.unique_bytes) / target.value;
   double elements = 0;
@@ -112,6 +114,8 @@ bool probe_is_due(const State& state, std::int64_t step) {
 }
 
 Resolution resolve_turn(State& state, const Recorded& recorded) {
+  if (is_captured(state)) return {};
+  settle_peak(state);  // before anything is run again
   if (state.together.on()) {
     if (!meets(state)) return {};
     count_entry(state);
@@ -163,7 +167,7 @@ ProbePart part_to_run_again(const State& state) {
   const double held = held_bytes_wanted(state);
   const double wanted =
       std::min(fraction, held / (kProbedBytes * static_cast<double>(reference.unique_bytes)));
-  const bool bounded = state.planning.target->kind == Target::Kind::kBudget;
+  const bool bounded = is_of_bytes(*state.planning.target);
   return {wanted, bounded ? wanted : fraction};
 }
 

@@ -2,6 +2,7 @@
 """Shared by the tests: devices, one option, and the count of operator samples at the end."""
 
 import collections
+import sys
 
 import pytest
 import torch
@@ -26,6 +27,15 @@ def pytest_configure(config):
 @pytest.fixture(params=DEVICES)
 def device(request) -> str:
     return request.param
+
+
+@pytest.fixture(autouse=True)
+def nothing_compiled():
+    """Where torch.compile was called, modules are not watched: no test does so for the next."""
+    yield
+    module = sys.modules.get("torch._dynamo.eval_frame")
+    if module is not None and any(module.cached_backends.values()):
+        torch.compiler.reset()
 
 
 @pytest.fixture

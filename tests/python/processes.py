@@ -34,12 +34,19 @@ class Raised:
 
 
 def _main(
-    function: Callable[..., Any], rank: int, size: int, store: str, timeout: float, args: Any, pipe
+    function: Callable[..., Any],
+    rank: int,
+    size: int,
+    backend: str,
+    store: str,
+    timeout: float,
+    args: Any,
+    pipe,
 ) -> None:
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"  # needs no name server for this machine
     torch.set_num_threads(1)
     distributed.init_process_group(
-        "gloo",
+        backend,
         store=distributed.FileStore(store, size),
         rank=rank,
         world_size=size,
@@ -54,7 +61,13 @@ def _main(
     os._exit(0)  # the others may be dead, and destroying the group would wait for them
 
 
-def run(function: Callable[..., Any], size: int, *args: Any, timeout: float = 60) -> list[Any]:
+def run(
+    function: Callable[..., Any],
+    size: int,
+    *args: Any,
+    timeout: float = 60,
+    backend: str = "gloo",
+) -> list[Any]:
     """`function(rank, *args)` in `size` processes: their results, or what they raised, by rank.
 
     A process that was killed gives None. Fails if one is still running long after `timeout`,
@@ -65,9 +78,8 @@ def run(function: Callable[..., Any], size: int, *args: Any, timeout: float = 60
         started, pipes = [], []
         for rank in range(size):
             here, there = _context.Pipe(duplex=False)
-            process = _context.Process(
-                target=_main, args=(function, rank, size, store, timeout, args, there), daemon=True
-            )
+            given = (function, rank, size, backend, store, timeout, args, there)
+            process = _context.Process(target=_main, args=given, daemon=True)
             process.start()
             there.close()
             started.append(process)

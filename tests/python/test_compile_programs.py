@@ -63,8 +63,7 @@ def test_what_passes_from_graph_to_graph_is_folded():
     report = fold.report().to_dict()
     # What blocks two and three are given; the first one has the data itself.
     given = [row for row in report["sites"] if row["slot"].startswith("primals")]
-    assert [row["kind"] for row in given] == ["lossy"], given
-    assert given[0]["saves"] == 2
+    assert [row["kind"] for row in given] == ["lossy"] * 2, given
     assert report["held_bytes"] < 0.3 * report["saved_bytes"]
 
 
@@ -138,6 +137,25 @@ def test_checkpointing_inside_a_graph():
     plain = gradients(model, compiled, x)
     assert equal(gradients(model, compiled, x, folding(model, None)), plain)
     assert error(gradients(model, compiled, x, folding(model)), plain) < 0.3
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("bits", [None, 4])
+def test_a_checkpoint_around_a_graph_that_is_compiled_inside_the_block(bits, reentrant, recwarn):
+    # Backward runs the graph again outside of the block.
+    model, x = made("block")
+    x.requires_grad_()
+    compiled = by_aot(model, fullgraph=True)
+
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        return checkpoint(compiled, x, use_reentrant=reentrant)
+
+    found = [gradients(model, forward, x, folding(model, bits)) for _ in range(2)]
+    plain = gradients(model, forward, x)
+    for one in found:
+        assert equal(one, plain) if bits is None else error(one, plain) < 0.3
+    # torch warns where modules are watched.
+    assert not [one for one in recwarn if "global hooks" in str(one.message)]
 
 
 def test_a_compiled_loss():

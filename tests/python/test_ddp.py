@@ -108,6 +108,7 @@ def planned_training(rank, order, accumulate, options):
         (2, "DDP", 1, {"bits": 4}),
         (2, "model, then DDP", 3, {"bits": 2}),
         (4, "model", 1, {"ratio": 6}),
+        (2, "DDP", 1, {"peak": 7000}),
     ],
 )
 def test_all_processes_have_the_same_plan_at_every_step(size, order, accumulate, options):

@@ -16,9 +16,12 @@ class Meter:
     """Memory of which steps take as much as they say."""
 
     def __init__(self):
-        self.now = self.most = 0
+        self.now = self.most = self.retried = 0
 
     def reset(self):
+        self.restart_peak()
+
+    def restart_peak(self):
         self.most = self.now
 
     def wait(self):
@@ -31,7 +34,7 @@ class Meter:
         return None
 
     def retries(self):
-        return 0
+        return self.retried
 
     def take(self, amount, memory):
         if self.now + amount > memory:
@@ -111,6 +114,37 @@ def test_a_step_that_never_fits_says_what_it_takes(meter):
         backfold.max_batch(lambda batch: lambda: meter.take(3 * MIB, MIB), "1MiB", quiet=True)
 
 
+def test_batches_that_retry_allocations_are_too_large_if_asked(meter):
+    def make_step(batch):
+        def step():
+            meter.take(batch * MIB, 10**18)
+            meter.retried += batch > 20
+
+        return step
+
+    found = {
+        retries: backfold.max_batch(make_step, "40MiB", start=4, quiet=True, retries=retries)
+        for retries in (True, False)
+    }
+    assert (found[True].batch, found[False].batch) == (40, 20)
+    tried = [one for one in found[False].candidates if one.peak_bytes <= 40 * MIB]
+    assert all(one.fits == (one.retries == 0) == (one.batch <= 20) for one in tried)
+    assert any(one.retries == _max_batch.TIMED for one in tried)
+    with pytest.raises(ValueError, match=r"no batch fits: .* of 21 had to retry 4 allocations"):
+        backfold.max_batch(
+            lambda batch: make_step(21), "40MiB", start=21, trials=1, quiet=True, retries=False
+        )
+
+
+def test_first_and_steady_steps_have_peaks_of_their_own(meter):
+    def make_step(batch):
+        steps = iter([9, 9, 30, 9])
+        return lambda: meter.take(next(steps, 7) * MIB, 10**18)
+
+    one = backfold.max_batch(make_step, "40MiB", trials=1, quiet=True).candidates[0]
+    assert (one.peak_bytes, one.steady_bytes) == (30 * MIB, 7 * MIB)
+
+
 def test_prints_each_candidate(meter, capsys):
     found = backfold.max_batch(lambda b: lambda: meter.take(b * MIB, 40 * MIB), 10**9, trials=4)
     printed = capsys.readouterr().out
@@ -174,6 +208,7 @@ def test_trains_with_a_controller():
         ({"start": 2.0}, TypeError, "start must be an int, got 2.0"),
         ({"multiple": -1}, ValueError, "multiple must be from 1 .*got -1"),
         ({"trials": 0}, ValueError, "trials must be from 1 .*got 0"),
+        ({"retries": 0}, TypeError, "retries must be True or False, got 0"),
         ({"device": "meta"}, ValueError, "device must be a CPU or a CUDA GPU, got 'meta'"),
     ],
 )

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Codecs for chosen places: selectors, presets, and what a report says about them."""
 
+import os
+import subprocess
+import sys
 import warnings
 from contextlib import nullcontext
 
@@ -170,13 +173,49 @@ def test_a_tensor_that_is_only_too_small_stays_with_the_plan():
     assert kinds(fold)["2", "convolution"] == "lossy"
 
 
-def test_presets_that_need_more_say_so():
-    with pytest.raises(ValueError, match=r"'actnn-L5' needs defrag.*'actnn-L4' is the same"):
-        backfold.Controller(level="actnn-L5")
+def test_actnn_without_fragments_keeps_what_actnn_offloads(device):
+    found = {}
+    for level in ("actnn-L4", "actnn-L5"):
+        model, x, y = network(device)
+        fold = backfold.Controller(model, level=level, min_bytes=0)
+        train(fold, model, x, y, 4)
+        report = fold.report().to_dict()
+        found[level] = (kinds(fold), report["held_bytes"] + report["offloaded_bytes"])
+    assert found["actnn-L5"] == found["actnn-L4"]
+    assert "per sample" in found["actnn-L5"][0].values()
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="segments are a GPU's")
+@pytest.mark.parametrize("settings", ["", "max_split_size_mb:512"])
+@pytest.mark.parametrize("options", ["defragment=True", "level='actnn-L5'"])
+def test_segments_of_a_gpu_expand(options, settings):
+    program = f"""
+import torch, backfold
+before = torch.ones(1 << 22, device="cuda")
+backfold.Controller({options})
+after = torch.ones(1 << 24, device="cuda")
+found = torch.cuda.memory._snapshot()
+by_address = {{one["address"]: one["is_expandable"] for one in found["segments"]}}
+print(by_address[before.data_ptr()], by_address[after.data_ptr()])
+print(found["allocator_settings"]["max_split_size"] >> 20)
+assert before.sum() + after.sum() == (1 << 22) + (1 << 24)
+"""
+    environment = {**os.environ, "PYTORCH_CUDA_ALLOC_CONF": settings}
+    command = [sys.executable, "-c", program]
+    ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    expanding, split = ran.stdout.splitlines()
+    assert expanding == "False True"
+    assert (split == "512") == bool(settings)
+
+
+def test_presets_that_are_misused_say_so():
     with pytest.raises(ValueError, match=r"level must be one of .*actnn-L3.*division"):
         backfold.Controller(level="actnn-L7")
     with pytest.raises(ValueError, match="'mesa' sets its own codec"):
         backfold.Controller(level="mesa", codec=codecs.Keep())
+    with pytest.raises(TypeError, match="defragment must be True or False, got 1"):
+        backfold.Controller(defragment=1)
 
 
 def test_widths_of_samples_are_shared_out_by_what_was_measured(device):

@@ -101,6 +101,19 @@ TEST(Combine, PlansForTheProcessWithTheLargestStep) {
   EXPECT_EQ(combined.tables.sites[1].reference.elements, 50);  // which it does not have
 }
 
+TEST(Combine, PlansForTheProcessThatTakesMostBesides) {
+  Tables first = process({site("a", table({{2, 1}}))});
+  Tables second = process({site("a", table({{2, 1}}))});
+  first.reference.moments = {10, 30};
+  first.reference.margin = 7;
+  second.reference.moments = {40};
+  second.sites[0].stay = {0, 1, 1};
+  const Tables combined = combine({first, second}).tables;
+  EXPECT_EQ(combined.reference.moments, (std::vector<std::int64_t>{40}));
+  EXPECT_EQ(combined.reference.margin, 7);
+  EXPECT_EQ(combined.sites[0].stay.until, 1);
+}
+
 TEST(Combine, KeepsTablesOfOneSiteForDifferentPacketsApart) {
   SiteRecord product = site("p", table({{2, 1}}));
   product.root = "a";

@@ -11,10 +11,17 @@
 #include <deque>
 #include <utility>
 
+#include "torch/capture/borrowed.h"
 #include "torch/capture/lap.h"
 
 namespace backfold::torch_layer {
 namespace {
+
+// An operator as a thread knows it.
+struct KnownOperator {
+  const Operator* op = nullptr;
+  c10::SmallVector<int, 6> tensors;  // positions of arguments that tensors may be in
+};
 
 struct Thread {
   // [0, depth) are running; the others keep their memory. Who observes a call runs operators while
@@ -29,13 +36,20 @@ struct Thread {
   ProductWatch products;
   // By the address of the name, which belongs to a schema and is the quickest key. An address may
   // be used again (names of Python classes come and go), so the name is compared, too.
-  ska::flat_hash_map<const char*, const Operator*> operators;
+  ska::flat_hash_map<const char*, KnownOperator> operators;
 };
+
+// One that needs no initialisation, so that a thread is looked up once and not twice.
+thread_local Thread* known_thread = nullptr;
 
 // Called once where it is needed: a compiler looks up a variable of the thread at each use.
 [[gnu::noinline]] Thread& this_thread() {
-  static thread_local Thread thread;
-  return thread;
+  Thread*& known = known_thread;
+  if (!known) {
+    static thread_local Thread thread;
+    known = &thread;
+  }
+  return *known;
 }
 
 CopyObserver copy_observer = nullptr;
@@ -71,11 +85,62 @@ bool takes_mask(const RunningCall& call) {
   });
 }
 
-const Operator* operator_of(const at::RecordFunction& call, Thread& thread) {
+// Tensors, lists and optional ones of them, and types that may be any.
+bool may_hold_tensors(const c10::Type& type) {
+  switch (type.kind()) {
+    case c10::TypeKind::IntType:
+    case c10::TypeKind::SymIntType:
+    case c10::TypeKind::FloatType:
+    case c10::TypeKind::BoolType:
+    case c10::TypeKind::NumberType:
+    case c10::TypeKind::StringType:
+    case c10::TypeKind::GeneratorType:
+    case c10::TypeKind::DeviceObjType:
+      return false;
+    case c10::TypeKind::OptionalType:
+    case c10::TypeKind::ListType:
+      return may_hold_tensors(*type.containedType(0));
+    default:
+      return true;
+  }
+}
+
+[[gnu::noinline]] void learn(const at::RecordFunction& call, KnownOperator& known) {
+  known.op = &operator_called(call);
+  known.tensors.clear();
+  if (!known.op->schema) return;
+  const auto& arguments = known.op->schema->arguments();
+  for (std::size_t i = 0; i < arguments.size(); ++i)
+    if (may_hold_tensors(*arguments[i].real_type())) known.tensors.push_back(static_cast<int>(i));
+}
+
+const KnownOperator& operator_of(const at::RecordFunction& call, Thread& thread) {
   const char* name = call.name();
-  const Operator*& op = thread.operators[name];
-  if (!op || std::strcmp(op->name.c_str(), name) != 0) op = &operator_called(call);
-  return op;
+  KnownOperator& known = thread.operators[name];
+  if (!known.op || std::strcmp(known.op->name.c_str(), name) != 0) learn(call, known);
+  return known;
+}
+
+void note_tensor(const at::Tensor& tensor, int position, RunningCall& running) {
+  if (tensor.defined()) running.tensors.emplace_back(tensor.unsafeGetTensorImpl(), position);
+}
+
+[[gnu::noinline]] void note_listed_tensors(const c10::IValue& input, int position,
+                                           RunningCall& running) {
+  if (input.isTensorList()) {
+    for (const at::Tensor& tensor : input.toTensorVector()) note_tensor(tensor, position, running);
+  } else if (input.isOptionalTensorList()) {
+    for (const c10::IValue& entry : input.toListRef())
+      if (entry.isTensor()) note_tensor(entry.toTensor(), position, running);
+  }
+}
+
+void note_tensors(const c10::IValue& input, int position, RunningCall& running) {
+  if (input.isTensor()) {
+    note_tensor(input.toTensor(), position, running);
+  } else if (input.isList()) {
+    note_listed_tensors(input, position, running);
+  }
 }
 
 std::unique_ptr<at::ObserverContext> begin(const at::RecordFunction& call) {
@@ -87,7 +152,8 @@ std::unique_ptr<at::ObserverContext> begin(const at::RecordFunction& call) {
   }
   if (thread.depth == thread.calls.size()) thread.calls.emplace_back();
   RunningCall& running = thread.calls[thread.depth++];
-  running.op = operator_of(call, thread);
+  const KnownOperator& known = operator_of(call, thread);
+  running.op = known.op;
   running.saves = running.results = 0;
   running.saved = false;
   running.note = -1;
@@ -97,21 +163,11 @@ std::unique_ptr<at::ObserverContext> begin(const at::RecordFunction& call) {
   running.recorded = false;
   running.overwritten = nullptr;
   const c10::ArrayRef<const c10::IValue> inputs = call.inputs();
-  for (std::size_t i = 0; i < inputs.size(); ++i) {
-    const auto note = [&](const at::Tensor& tensor) {
-      if (tensor.defined())
-        running.tensors.emplace_back(tensor.unsafeGetTensorImpl(), static_cast<int>(i));
-    };
-    if (inputs[i].isTensor()) {
-      note(inputs[i].toTensor());
-    } else if (!inputs[i].isList()) {
-      continue;
-    } else if (inputs[i].isTensorList()) {
-      for (const at::Tensor& tensor : inputs[i].toTensorVector()) note(tensor);
-    } else if (inputs[i].isOptionalTensorList()) {
-      for (const c10::IValue& entry : inputs[i].toListRef())
-        if (entry.isTensor()) note(entry.toTensor());
-    }
+  if (running.op->schema && inputs.size() == running.op->slots.size()) {
+    for (const int i : known.tensors) note_tensors(inputs[i], i, running);
+  } else {
+    for (std::size_t i = 0; i < inputs.size(); ++i)
+      note_tensors(inputs[i], static_cast<int>(i), running);
   }
   if (running.op->recipe && !running.op->written.empty() && overwrite_observer && !is_inside())
     overwrite_observer(running);
@@ -119,8 +175,7 @@ std::unique_ptr<at::ObserverContext> begin(const at::RecordFunction& call) {
     const auto tell = [&](c10::ArrayRef<int> written) {
       for (const int at : written)
         for (const auto& [argument, position] : running.tensors)
-          if (position == at)
-            write_observer(at::Tensor(c10::intrusive_ptr<c10::TensorImpl>::reclaim_copy(argument)));
+          if (position == at) write_observer(*Borrowed(argument));
     };
     tell(running.op->written);
     tell(running.op->left_out);  // batch norms write their statistics, whatever the schema says

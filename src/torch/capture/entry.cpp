@@ -15,10 +15,12 @@
 #include <mutex>
 #include <utility>
 
+#include "torch/capture/borrowed.h"
 #include "torch/codec/reused_memory.h"
 #include "torch/device_memory.h"
 #include "torch/reads/demand.h"
 #include "torch/reads/recipes.h"
+#include "torch/replays.h"
 
 namespace backfold::torch_layer {
 namespace {
@@ -179,6 +181,8 @@ Entry::Entry(std::shared_ptr<State> state)
     c10::ThreadLocalDebugInfo::_push(c10::DebugInfoKind::PROFILER_STATE, allocations_);
     allocated_before_ = 0;
   }
+  const bool is_measured = !state_->probing.owns_blocks() && !is_captured(*state_);
+  if (is_measured) begin_peak(*state_);
   age_reused_memory();
   observe_copies(observe_copy);
   observe_waiting(complete_waiting);
@@ -190,7 +194,7 @@ Entry::Entry(std::shared_ptr<State> state)
   if (observes_calls()) observe_calls(observe_begin, observe_end);
   state_->blocks.thread = std::this_thread::get_id();
   current_entry = this;
-  if (state_->guarding.guard && state_->guarding.pauses == 0 && !state_->probing.owns_blocks())
+  if (state_->guarding.guard && state_->guarding.pauses == 0 && is_measured)
     state_->guarding.guard->begin_step();
   const std::lock_guard lock(entered().mutex);
   entered().states.push_back(state_.get());
@@ -237,11 +241,21 @@ void Entry::note_reference() {
   StepReference& reference = planning.reference;
   // Those of products are of the last step that was timed.
   const bool times = planning.products == Planning::Products::kWanted;
+  planning.peak.saved_bytes = saved_bytes_;
   if (saved_bytes_ < reference.saved_bytes && !(planning.exact && times)) return;
-  planning.outgrown |= planning.plan && saved_bytes_ > reference.saved_bytes;
-  if (saved_bytes_ > reference.saved_bytes && planning.products == Planning::Products::kPlanned)
+  const bool outgrown = saved_bytes_ > reference.saved_bytes;
+  planning.outgrown |= planning.plan && outgrown;
+  if (outgrown) {
+    planning.peak.watches = true;
+    planning.peak.planned = false;  // for less
+    planning.peak.corrections = 0;
+    reference.moments.clear();
+    reference.margin = 0;
+  }
+  if (outgrown && planning.products == Planning::Products::kPlanned)
     planning.products = Planning::Products::kWanted;
-  reference = {.saved_bytes = saved_bytes_};
+  reference.saved_bytes = saved_bytes_;
+  reference.fixed_bytes = reference.unique_bytes = 0;
   for (Site& site : state_->sites->sites()) {
     const Ledger& ledger = site.ledger;
     if (ledger.step != state_->blocks.steps || ledger.kind == Kind::kParameter) continue;
@@ -267,7 +281,8 @@ void Entry::count_save(const at::Tensor& tensor) {
     saved_something_ = true;
     ++state_->blocks.steps;
     state_->blocks.grown_bytes.reset();
-    state_->timeline->begin(state_->blocks.steps);
+    const bool watches = state_->planning.peak.watched && !state_->probing.owns_blocks();
+    state_->timeline->begin(state_->blocks.steps, watches, state_->blocks.device);
   }
   saved_where_counted_ |= allocations_ || tensor.device() == state_->blocks.device;
   saved_bytes_ += saved_bytes(tensor);
@@ -306,8 +321,7 @@ Saved Entry::save(const at::Tensor& tensor, const char* obstacle, const Operator
   if (!call->saved) {
     call->saved = true;
     for (const auto& [argument, position] : call->tensors) {
-      const auto alive = c10::intrusive_ptr<c10::TensorImpl>::reclaim_copy(argument);
-      const std::uint32_t landmark = store_.landmark_of(at::Tensor(alive));
+      const std::uint32_t landmark = store_.landmark_of(*Borrowed(argument));
       if (landmark == 0) continue;
       landmark_ = landmark;
       occurrences_.clear();
@@ -339,6 +353,7 @@ Saved Entry::save(const at::Tensor& tensor, const char* obstacle, const Operator
     site.placed = true;
   } else if (!site.placed) {
     state_->model.unplaced_sites = true;
+    if (site.path == 0) site.path = owner_of(landmark_);
   }
   count_save(tensor);
   std::shared_ptr<StandIn> stand_in;
@@ -351,6 +366,13 @@ Saved Entry::save(const at::Tensor& tensor, const char* obstacle, const Operator
   if (state_->options.samples.ids.defined() && site.ledger.kind == Kind::kPerSample)
     call->sampled.push_back(&site);
   return saved;
+}
+
+std::uint32_t Entry::owner_of(std::uint32_t landmark) const {
+  const std::string& name = state_->sites->landmark_name(landmark);
+  const std::size_t dot = name.rfind('.');
+  const auto found = state_->model.paths.find(name.substr(0, dot == name.npos ? 0 : dot));
+  return found == state_->model.paths.end() ? 0 : found->second;
 }
 
 void Entry::enter_module(const void* module, const char* class_name) {

@@ -23,6 +23,8 @@
 namespace backfold::torch_layer {
 
 class AllocationCount;
+class GraphPacket;
+struct GraphDemand;
 struct GraphPlace;
 
 class Entry {
@@ -44,7 +46,8 @@ class Entry {
   void decision();
 
   // The same for what a compiled graph saves; see graph.h.
-  at::Tensor fold_in_graph(const at::Tensor& dense, const Format& format, const GraphPlace& place);
+  std::shared_ptr<GraphPacket> fold_in_graph(const at::Tensor& dense, const GraphDemand& demand,
+                                             const GraphPlace& place);
   void keep_in_graph(const at::Tensor& tensor, const GraphPlace& place, std::string_view reason);
 
   // A module's forward begins or ends. One that the controller does not know is named by its class
@@ -68,6 +71,8 @@ class Entry {
   // The block saves this, too.
   void count_save(const at::Tensor& tensor);
   Site& graph_site(std::string_view module, std::string_view name);
+  // The module that has a parameter: where a site is taken to be until modules were watched.
+  std::uint32_t owner_of(std::uint32_t landmark) const;
   void note_reference();
   // A checkpoint saves an input.
   void note_start(Site& site, const Operator& op);
@@ -78,6 +83,7 @@ class Entry {
   ModuleStack modules_;
   std::uint32_t landmark_ = 0;
   Counts occurrences_;                                          // since the landmark
+  ska::flat_hash_map<std::uint64_t, int> graph_runs_;           // so far, by place
   std::vector<std::pair<const void*, std::uint32_t>> unknown_;  // modules that are running
   std::vector<std::uint32_t> regions_;
   // The inputs of the last checkpoint that compares shapes when it runs again, and the number of

@@ -7,8 +7,8 @@
 namespace backfold::torch_layer {
 
 bool is_builtin(const torch::autograd::Node& node) {
-  const char* type = typeid(node).name();  // mangled: torch::autograd::generated::...
-  return std::strstr(type, "5torch8autograd9generated") != nullptr;
+  constexpr std::string_view kGenerated = "N5torch8autograd9generated";  // mangled
+  return std::strncmp(typeid(node).name(), kGenerated.data(), kGenerated.size()) == 0;
 }
 
 bool is_one_of(std::string_view name, std::string_view names) {

@@ -76,6 +76,8 @@ const char* name_of(Sensitivity::Estimate estimate) {
       return "signal gain";
     case Sensitivity::Estimate::kRecomputed:
       return "recomputed";
+    case Sensitivity::Estimate::kDerivative:
+      return "derivative";
     case Sensitivity::Estimate::kExact:
       return "exact";
   }
@@ -141,7 +143,8 @@ Site& SiteTable::site(std::uint32_t landmark, const Operator& op, int slot, int 
   return *site;
 }
 
-Site& SiteTable::graph_site(std::uint32_t path, std::string_view module, std::string_view name) {
+Site& SiteTable::graph_site(std::uint32_t path, std::string_view module, std::string_view name,
+                            int run) {
   static const Operator& op = *[] {
     auto* made = new Operator;
     made->name = "compiled graph";
@@ -153,10 +156,16 @@ Site& SiteTable::graph_site(std::uint32_t path, std::string_view module, std::st
   if (!slot.empty()) slot += ' ';
   slot += name;
   std::replace(slot.begin(), slot.end(), '/', '|');
-  Site& site = named('/' + op.name + '/' + slot + "/0");
+  Site& site = named('/' + op.name + '/' + slot + '/' + std::to_string(run));
+  if (!site.op) {
+    const auto planned = expected_choices_.find(site.name);
+    if (planned != expected_choices_.end()) site.choice = planned->second;
+  }
   site.op = &op;
   site.path = path;
   site.slot = name;
+  site.occurrence = run;
+  site.own = true;
   return site;
 }
 
@@ -209,6 +218,7 @@ void SiteTable::apply(const SiteRecord& record, Site& site) {
   site.remade = record.remade;
   site.runs_products = record.runs_products;
   site.remaking = record.remaking;
+  site.stay = record.stay;
   for (const std::string& name : record.made_from)
     if (const auto source = by_name_.find(name); source != by_name_.end())
       site.remaking->from.push_back(source->second);
@@ -253,7 +263,8 @@ std::vector<SiteRecord> SiteTable::records() const {
                        site.remade,
                        site.runs_products,
                        site.remaking,
-                       {}});
+                       {},
+                       site.stay});
     if (!site.remaking) continue;
     SiteRecord& record = records.back();
     for (const Site* source : site.remaking->from) record.made_from.push_back(source->name);

@@ -19,6 +19,7 @@
 #include <atomic>
 #include <cstdint>
 #include <deque>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <string>
@@ -108,6 +109,7 @@ struct Sensitivity {
     kClosedForm,  // the same for the product with a weight, from row norms
     kSignalGain,  // relative error times what the gradient itself does further on
     kRecomputed,  // a checkpoint was run again from the folded tensor
+    kDerivative,  // that of a compiled backward graph by the tensor, along a random direction
     kExact,       // whole passes with this tensor alone folded
   };
   // What another codec makes of the tensor, in its own squared error.
@@ -185,7 +187,14 @@ struct Site {
   bool own = false;              // this process saved here; of other sites it was told
   std::optional<Choice> choice;  // the plan's
   Sensitivity sensitivity;
-  Footprint reference;          // of the largest step seen; of a derived site what it would take
+  Footprint reference;  // of the largest step seen; of a derived site what it would take
+  // Moments of that step, as StepReference counts them, in [from, until) find its tensors there;
+  // the first reader asks at `read`.
+  struct Stay {
+    static constexpr int kAlways = std::numeric_limits<int>::max();
+    int from = 0, read = kAlways, until = kAlways;
+  };
+  Stay stay;
   bool tried = false;           // a plan was made that knew of this site
   bool zero_exact = false;      // its packets keep zeros and signs
   std::int64_t last_step = -1;  // that packed something here
@@ -237,6 +246,7 @@ struct SiteRecord {
   bool remade = false, runs_products = false;
   std::optional<Remaking> remaking;  // without laps, and without what it is made from:
   std::vector<std::string> made_from;
+  Site::Stay stay = {};
 };
 
 class SiteTable {
@@ -261,8 +271,8 @@ class SiteTable {
   // `slot` is a position of the operator's arguments, or past them the ordinal of a result.
   Site& site(std::uint32_t landmark, const Operator& op, int slot, int occurrence);
   // The site of a tensor that a compiled graph saves, by its name there. Slashes in it are
-  // replaced.
-  Site& graph_site(std::uint32_t path, std::string_view module, std::string_view name);
+  // replaced. `run` counts those of the graph in a step.
+  Site& graph_site(std::uint32_t path, std::string_view module, std::string_view name, int run);
   bool keeps(const Site& site) const { return paths_[site.path].keep; }
   const Path& path_of(const Site& site) const { return paths_[site.path]; }
   // In the order in which sites were found, which plans follow.

@@ -42,10 +42,15 @@ Json row_as_json(const ReportRow& row) {
 }
 
 Json plan_as_json(const ReportPlan& plan) {
-  return {
-      {"step", plan.step},           {"sites", plan.sites}, {"held_bytes", plan.held_bytes},
-      {"mean_bits", plan.mean_bits}, {"error", plan.error}, {"uniform_error", plan.uniform_error},
-      {"raised", plan.raised},       {"kept", plan.kept}};
+  return {{"step", plan.step},
+          {"sites", plan.sites},
+          {"held_bytes", plan.held_bytes},
+          {"mean_bits", plan.mean_bits},
+          {"error", plan.error},
+          {"uniform_error", plan.uniform_error},
+          {"raised", plan.raised},
+          {"kept", plan.kept},
+          {"peak_bytes", plan.peak_bytes ? Json(*plan.peak_bytes) : Json()}};
 }
 
 const char* phase_of(const ReportTimeline::Event& event) {
@@ -153,6 +158,9 @@ ReportRow row_from_json(const Fields& fields) {
 }
 
 ReportPlan plan_from_json(const Fields& fields) {
+  std::optional<std::int64_t> peak;  // earlier reports have none
+  if (fields.object.contains("peak_bytes") && !fields["peak_bytes"].is_null())
+    peak = fields.get<std::int64_t>("peak_bytes");
   return {.step = fields.get<std::int64_t>("step"),
           .sites = fields.get<std::int64_t>("sites"),
           .held_bytes = fields.get<std::int64_t>("held_bytes"),
@@ -160,7 +168,8 @@ ReportPlan plan_from_json(const Fields& fields) {
           .error = number_in(fields, "error"),
           .uniform_error = number_in(fields, "uniform_error"),
           .raised = fields.get<bool>("raised"),
-          .kept = fields.get<std::vector<std::string>>("kept")};
+          .kept = fields.get<std::vector<std::string>>("kept"),
+          .peak_bytes = peak};
 }
 
 Json remade_as_json(const ReportRemade& remade) {

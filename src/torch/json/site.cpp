@@ -141,6 +141,7 @@ Json record_as_json(const SiteRecord& record, const Policy& policy) {
           {"remade", record.remade},
           {"runs_products", record.runs_products},
           {"remaking", remaking_as_json(record)},
+          {"stay", {record.stay.from, record.stay.read, record.stay.until}},
           {"ranges", tensor_as_json(record.ranges)},
           {"norms", tensor_as_json(record.norms)},
           {"scores", tensor_as_json(record.scores)}};
@@ -174,6 +175,8 @@ SiteRecord record_from_json(const Fields& fields, const Policy& policy) {
   record.reference.packets = fields.get<std::int64_t>("packets");
   record.reference.element_bytes = fields.get<std::int64_t>("element_bytes");
   record.reference.groups = fields.get<decltype(Footprint::groups)>("groups");
+  const auto stay = fields.get<std::array<int, 3>>("stay");
+  record.stay = {stay[0], stay[1], stay[2]};
   record.rule = fields.get<int>("rule");
   record.shares = fields.get<decltype(SiteRecord::shares)>("shares");
   record.ranges = tensor_from_json(record.name, fields["ranges"]);

@@ -27,10 +27,13 @@ Json summary_as_json(const PlanSummary& plan) {
           {"error", as_json(plan.error)},
           {"uniform_error", as_json(plan.uniform_error)},
           {"raised", plan.raised},
-          {"kept", plan.kept}};
+          {"kept", plan.kept},
+          {"peak_bytes", plan.peak_bytes ? Json(*plan.peak_bytes) : Json()}};
 }
 
 PlanSummary summary_from_json(const Fields& fields) {
+  std::optional<std::int64_t> peak;
+  if (!fields["peak_bytes"].is_null()) peak = fields.get<std::int64_t>("peak_bytes");
   return {.step = fields.get<std::int64_t>("step"),
           .sites = fields.get<std::int64_t>("sites"),
           .held_bytes = fields.get<std::int64_t>("held_bytes"),
@@ -38,7 +41,28 @@ PlanSummary summary_from_json(const Fields& fields) {
           .error = as_number(fields["error"], kState),
           .uniform_error = as_number(fields["uniform_error"], kState),
           .raised = fields.get<bool>("raised"),
-          .kept = fields.get<std::vector<std::string>>("kept")};
+          .kept = fields.get<std::vector<std::string>>("kept"),
+          .peak_bytes = peak};
+}
+
+void put_reference(Json& json, const StepReference& reference) {
+  json["saved_bytes"] = reference.saved_bytes;
+  json["fixed_bytes"] = reference.fixed_bytes;
+  json["unique_bytes"] = reference.unique_bytes;
+  json["moments"] = reference.moments;
+  json["margin"] = reference.margin;
+}
+
+StepReference reference_from_json(const Fields& fields) {
+  return {.saved_bytes = fields.get<std::int64_t>("saved_bytes"),
+          .fixed_bytes = fields.get<std::int64_t>("fixed_bytes"),
+          .unique_bytes = fields.get<std::int64_t>("unique_bytes"),
+          .moments = fields.get<std::vector<std::int64_t>>("moments"),
+          .margin = fields.get<std::int64_t>("margin")};
+}
+
+Json peak_as_json(const PeakKeeping& peak) {
+  return {{"watches", peak.watches}, {"kept", peak.kept}, {"corrections", peak.corrections}};
 }
 
 Json turns_as_json(const ProbeTurns& turns, bool pending) {
@@ -75,6 +99,7 @@ struct ReadState {
   std::uint64_t seed = 0;
   std::optional<int> bits;
   StepReference reference;
+  PeakKeeping peak;  // only the fields that are saved
   std::optional<PlanSummary> plan;
   std::optional<double> gradient_energy;
   bool outgrown = false, wants_scores = false;
@@ -91,9 +116,13 @@ ReadState read(const Json& json, const Policy& policy) {
   read.steps = fields.get<std::int64_t>("steps");
   read.seed = fields.get<std::uint64_t>("seed");
   if (!fields["bits"].is_null()) read.bits = fields.get<int>("bits");
-  read.reference = {fields.get<std::int64_t>("saved_bytes"),
-                    fields.get<std::int64_t>("fixed_bytes"),
-                    fields.get<std::int64_t>("unique_bytes")};
+  read.reference = reference_from_json(fields);
+  const Fields peak = fields.within("peak");
+  read.peak = {.watches = peak.get<bool>("watches"),
+               .kept = peak.get<int>("kept"),
+               .corrections = peak.get<int>("corrections"),
+               .looked_at = read.steps,  // by the run that wrote this
+               .measured = {}};
   if (!fields["plan"].is_null()) read.plan = summary_from_json(fields.within("plan"));
   if (!fields["gradient_energy"].is_null())
     read.gradient_energy = as_number(fields["gradient_energy"], kState);
@@ -139,15 +168,15 @@ void take_products(State& state, int saved) {
 
 std::string state_as_json(State& state) {
   settle_scores(state);  // pending scores are not saved
+  settle_peak(state);
   settle_products(state);
   const Planning& planning = state.planning;
   Json json;
   json["steps"] = state.blocks.steps;
   json["seed"] = state.options.seed;
   json["bits"] = state.options.bits ? Json(*state.options.bits) : Json();
-  json["saved_bytes"] = planning.reference.saved_bytes;
-  json["fixed_bytes"] = planning.reference.fixed_bytes;
-  json["unique_bytes"] = planning.reference.unique_bytes;
+  put_reference(json, planning.reference);
+  json["peak"] = peak_as_json(planning.peak);
   json["plan"] = planning.plan ? summary_as_json(*planning.plan) : Json();
   json["gradient_energy"] = planning.gradient_energy ? as_json(*planning.gradient_energy) : Json();
   json["outgrown"] = planning.outgrown;
@@ -171,6 +200,7 @@ void take_state(State& state, std::string_view json) {
   state.options.seed = read.seed;
   state.options.bits = read.bits;
   state.planning.reference = read.reference;
+  state.planning.peak = read.peak;
   state.planning.plan = read.plan;
   state.planning.gradient_energy = read.gradient_energy;
   state.planning.outgrown = read.outgrown;
@@ -242,21 +272,19 @@ void take_plan(State& state, std::string_view json) {
 Json tables_as_json(const Tables& tables, const Policy& policy) {
   std::vector<SiteRecord> sites = tables.sites;
   for (SiteRecord& site : sites) site.ranges = site.norms = at::Tensor();
-  return {{"steps", tables.steps},
-          {"saved_bytes", tables.reference.saved_bytes},
-          {"fixed_bytes", tables.reference.fixed_bytes},
-          {"unique_bytes", tables.reference.unique_bytes},
-          {"gradient_energy", tables.gradient_energy ? as_json(*tables.gradient_energy) : Json()},
-          {"sites", records_as_json(sites, policy)}};
+  Json json = {
+      {"steps", tables.steps},
+      {"gradient_energy", tables.gradient_energy ? as_json(*tables.gradient_energy) : Json()},
+      {"sites", records_as_json(sites, policy)}};
+  put_reference(json, tables.reference);
+  return json;
 }
 
 Tables tables_from_json(const Json& json, const Policy& policy) {
   const Fields fields{json, "what another process measured"};
   Tables tables;
   tables.steps = fields.get<std::int64_t>("steps");
-  tables.reference = {fields.get<std::int64_t>("saved_bytes"),
-                      fields.get<std::int64_t>("fixed_bytes"),
-                      fields.get<std::int64_t>("unique_bytes")};
+  tables.reference = reference_from_json(fields);
   if (!fields["gradient_energy"].is_null())
     tables.gradient_energy = as_number(fields["gradient_energy"], fields.what);
   tables.sites = records_from_json(fields["sites"], policy);

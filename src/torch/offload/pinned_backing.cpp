@@ -82,7 +82,10 @@ PinnedBacking::PinnedBacking(const at::Device& device)
 
 std::shared_ptr<Transfer> PinnedBacking::copy(const at::Tensor& tensor, const Room& room, bool out,
                                               const c10::Stream& first) {
-  refuse_capture(first);
+  TORCH_CHECK(
+      !is_captured(first),
+      "backfold: nothing can be offloaded while a CUDA graph is captured: at a replay, what "
+      "is copied would be another tensor's memory");
   const Unseen unseen;
   const c10::DeviceGuard guard(device_);
   c10::Event ready(device_.type());

@@ -237,7 +237,7 @@ std::vector<Option> options_for(const Target& target, const Bundle& bundle, int 
 
 Option kept_option(const Target& target, const Bundle& bundle) {
   const std::int64_t bytes = bytes_at(bundle.root->reference, kRawBits, {});
-  return {{kRawBits, {}}, bytes, target.kind == Target::Kind::kBudget ? bytes : 0, 0};
+  return {{kRawBits, {}}, bytes, is_of_bytes(target) ? bytes : 0, 0};
 }
 
 std::int64_t allowance(const Target& target, const StepReference& reference,
@@ -258,7 +258,8 @@ std::int64_t allowance(const Target& target, const StepReference& reference,
       return static_cast<std::int64_t>(static_cast<double>(reference.unique_bytes) / target.value) -
              reference.fixed_bytes;
     case Target::Kind::kBudget:
-      return static_cast<std::int64_t>(target.value) - reference.fixed_bytes;
+    case Target::Kind::kPeak:
+      return static_cast<std::int64_t>(target.value) - reference.fixed_bytes - reference.margin;
   }
   return 0;
 }

@@ -129,9 +129,20 @@ SiteRecord combined(const std::vector<Voice>& voices, const SiteRecord* largest,
     if (record.reference.elements == 0) record.reference = voice.record->reference;
   }
   if (largest && largest->reference.elements > 0) record.reference = largest->reference;
+  if (largest) record.stay = largest->stay;
   record.sensitivity = mean_for(record.root);
   for (auto& [root, sensitivity] : record.also) sensitivity = mean_for(root);
   return record;
+}
+
+std::int64_t most_of(const std::vector<std::int64_t>& moments) {
+  return moments.empty() ? 0 : *std::max_element(moments.begin(), moments.end());
+}
+
+// Of steps that save the same, the one that takes more besides.
+bool is_larger(const StepReference& one, const StepReference& other) {
+  if (one.saved_bytes != other.saved_bytes) return one.saved_bytes > other.saved_bytes;
+  return most_of(one.moments) > most_of(other.moments);
 }
 
 }  // namespace
@@ -150,15 +161,18 @@ Combined combine(const std::vector<Tables>& ranks) {
   Combined result;
   Tables& tables = result.tables;
   std::size_t largest = 0, known = 0;
+  std::int64_t margin = 0;
   double energy = 0;
   for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
     tables.steps = std::max(tables.steps, ranks[rank].steps);
-    if (ranks[rank].reference.saved_bytes > ranks[largest].reference.saved_bytes) largest = rank;
+    if (is_larger(ranks[rank].reference, ranks[largest].reference)) largest = rank;
+    margin = std::max(margin, ranks[rank].reference.margin);
     if (!ranks[rank].gradient_energy) continue;
     energy += *ranks[rank].gradient_energy;
     ++known;
   }
   tables.reference = ranks[largest].reference;
+  tables.reference.margin = margin;
   if (known > 0) tables.gradient_energy = energy / static_cast<double>(known);
   std::map<std::string, std::vector<Voice>> sites;
   std::map<std::string, const SiteRecord*> of_largest;

@@ -13,6 +13,8 @@
 //              energy divided by their number, so the limit on a plan's error holds for it too
 //   footprints those of the process with the largest step, as the largest step of one process is
 //              what a single one plans for; sites that only others have are added with theirs
+//   moments    those of the same process: of several whose steps save as much, the one that takes
+//              most besides, so that all keep to the peak that the worst can keep
 //
 // Everything here depends on the measurements alone, in the order of ranks, so that all processes
 // come to the same result.

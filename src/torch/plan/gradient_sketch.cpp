@@ -38,16 +38,6 @@ struct Quiet {
       c10::DispatchKeySet({c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot})};
 };
 
-// A captured CUDA graph would write to the sketch again at every replay.
-template <typename Device>
-bool is_capturing(const Device& device, const c10::Stream& stream) {
-  if constexpr (requires { device.isStreamCapturing(stream); }) {  // torch 2.12 and later
-    return device.isStreamCapturing(stream);
-  } else {
-    return false;
-  }
-}
-
 }  // namespace
 
 // What any work on the tensors of a sketch needs: hidden operators, the current device, and the
@@ -110,7 +100,7 @@ void GradientSketch::watch(int phase) {
 void GradientSketch::add(std::int64_t row, const at::Tensor& gradient) {
   const std::lock_guard lock(mutex_);
   if (const auto stream = current_stream(device_))
-    if (is_capturing(c10::impl::VirtualGuardImpl(device_.type()), *stream)) return;
+    if (is_captured(*stream)) return;  // a graph would write to the sketch at every replay
   if (phase_ < 0) return;
   arrived_ = true;
   if (!has_turn(row)) return;

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "backfold/report.h"
 #include "torch/capture/site.h"
@@ -21,24 +22,37 @@ struct Target {
     kBits,    // mean width of a code over the elements of lossy tensors
     kRatio,   // bytes that autograd alone would keep / bytes held
     kBudget,  // bytes held
+    kPeak,    // bytes taken at any moment of a step
   };
   Kind kind = Kind::kBits;
   double value = 4;
 };
 
-const char* name_of(Target::Kind kind);  // "bits", "ratio", "budget"
+// Whether it is a number of bytes, which nothing may exceed.
+inline bool is_of_bytes(const Target& target) {
+  return target.kind == Target::Kind::kBudget || target.kind == Target::Kind::kPeak;
+}
+
+const char* name_of(Target::Kind kind);  // "bits", "ratio", "budget", "peak"
 
 // The bytes of a whole step, apart from packets whose width can be chosen.
 struct StepReference {
   std::int64_t saved_bytes = 0;   // tells which step is the largest
   std::int64_t fixed_bytes = 0;   // held at any width
   std::int64_t unique_bytes = 0;  // that autograd alone would keep
+  // For a target of the peak: what is taken besides at each moment that matters (moments.h), and
+  // what measured peaks have exceeded plans by.
+  std::vector<std::int64_t> moments = {};
+  std::int64_t margin = 0;
 };
 
 using PlanSummary = ReportPlan;
 
 // Error energy at any width, interpolated from a table of a few.
 double error_at(const Sensitivity& sensitivity, int bits);
+
+// Whether a step was seen that tells what the target means.
+bool is_known(const StepReference& reference, const Target& target);
 
 // The width of every site until there is a plan: the widest that meets the target for the largest
 // step seen, or a guess before the first step. Raises ValueError if no width meets it.

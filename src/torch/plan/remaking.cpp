@@ -8,6 +8,8 @@
 #include <map>
 
 #include "torch/capture/lap.h"
+#include "torch/plan/limits.h"
+#include "torch/plan/moments.h"
 
 namespace backfold::torch_layer {
 namespace {
@@ -125,6 +127,13 @@ std::int64_t most_on_the_way(const StepReference& reference, std::int64_t allowe
   return std::max(allowed, reference.unique_bytes / kPartOnTheWay);
 }
 
+// Bytes that may be held at once.
+std::int64_t allowed_by(const StepReference& reference, const Target& target) {
+  if (target.kind == Target::Kind::kRatio)
+    return static_cast<std::int64_t>(static_cast<double>(reference.unique_bytes) / target.value);
+  return headroom(reference, target);
+}
+
 // What is held if everything that `allowed` permits is made again.
 std::int64_t least_held(SiteTable& sites, const StepReference& reference, std::int64_t allowed) {
   const auto order = remaking_order(sites, 0, most_on_the_way(reference, allowed));
@@ -132,7 +141,18 @@ std::int64_t least_held(SiteTable& sites, const StepReference& reference, std::i
 }
 
 [[noreturn]] void refuse(SiteTable& sites, const StepReference& reference, const Target& target,
-                         std::int64_t allowed, std::int64_t step) {
+                         std::int64_t missing, const Marked& tried, std::int64_t step) {
+  if (has_moments(reference, target)) {
+    const std::string rest = largest_but(sites, tried, step);
+    const auto lowest = static_cast<std::int64_t>(target.value) + missing;
+    TORCH_CHECK_VALUE(false, "peak=", static_cast<std::int64_t>(target.value),
+                      " bytes cannot be kept with bits=None: the lowest possible is ", lowest,
+                      " bytes, because ", mebibytes(lowest),
+                      " are taken at once even if all products run again that can be",
+                      rest.empty() ? "" : ", most of what is held by ", rest,
+                      "; a peak without bits=None rounds them");
+  }
+  const std::int64_t allowed = allowed_by(reference, target);
   // More may be made on the way to a tensor where more may be held: the least that can be met.
   std::int64_t low = allowed, high = reference.fixed_bytes;
   while (high - low > 1 + high / 1000) {
@@ -171,11 +191,12 @@ std::vector<RemakingUnit> remaking_order(SiteTable& sites, int bits, std::int64_
 
 std::vector<RemakingUnit> units_for(SiteTable& sites, const StepReference& reference,
                                     const Target& target, std::int64_t) {
-  const auto unique = static_cast<double>(reference.unique_bytes);
-  const double allowed = target.kind == Target::Kind::kRatio ? unique / target.value : target.value;
   constexpr int kAbout = 4;  // bits, which only weigh rounded tensors against exact ones
-  return remaking_order(sites, kAbout,
-                        most_on_the_way(reference, static_cast<std::int64_t>(allowed)));
+  return remaking_order(sites, kAbout, most_on_the_way(reference, allowed_by(reference, target)));
+}
+
+std::int64_t made_on_the_way(const Site& site, const Marked& marked) {
+  return bytes_of(on_the_way(site, marked));
 }
 
 std::int64_t exact_bytes(const SiteTable& sites, const Marked& marked) {
@@ -219,33 +240,57 @@ RemadePlan remade_by(const SiteTable& sites, std::int64_t held_bytes) {
   return plan;
 }
 
+namespace {
+
+// By how much exact tensors exceed a target if products make again what is marked.
+Limits::Excess excess_with(const SiteTable& sites, const StepReference& reference,
+                           const Target& target, const Marked& marked) {
+  if (has_moments(reference, target))
+    return Limits(std::vector<Bundle>(), left_for_packets(sites, reference, target, marked))
+        .excess({});
+  const std::int64_t held = reference.fixed_bytes - exact_bytes(sites, marked);
+  return {held - allowed_by(reference, target), 0};
+}
+
+// Whether marking it lowers what is taken at that moment.
+bool is_there(const RemakingUnit& unit, int moment) {
+  return std::any_of(unit.sites.begin(), unit.sites.end(), [&](const Site* site) {
+    return site->stay.from <= moment && moment < site->stay.until;
+  });
+}
+
+}  // namespace
+
 RemadePlan plan_exactly(SiteTable& sites, const StepReference& reference, const Target& target,
                         std::int64_t step) {
-  const bool ratio = target.kind == Target::Kind::kRatio;
-  const auto allowed = static_cast<std::int64_t>(
-      ratio ? static_cast<double>(reference.unique_bytes) / target.value : target.value);
+  const bool peak = has_moments(reference, target);
+  Marked marked;
+  const auto excess = [&] { return excess_with(sites, reference, target, marked); };
   std::vector<RemakingUnit> chosen;
-  auto held = static_cast<double>(reference.fixed_bytes);
-  const auto most = static_cast<double>(allowed);
-  for (RemakingUnit& unit : remaking_order(sites, 0, most_on_the_way(reference, allowed))) {
-    if (held <= most) break;
-    held -= unit.spared;
-    chosen.push_back(std::move(unit));
+  Limits::Excess missing = excess();
+  std::vector<RemakingUnit> order =
+      remaking_order(sites, 0, most_on_the_way(reference, allowed_by(reference, target)));
+  while (missing.bytes > 0) {
+    const auto next = std::find_if(order.begin(), order.end(), [&](const RemakingUnit& unit) {
+      return !peak || is_there(unit, missing.moment);
+    });
+    if (next == order.end()) break;
+    marked.insert(next->sites.begin(), next->sites.end());
+    chosen.push_back(std::move(*next));
+    order.erase(next);
+    missing = excess();
   }
-  if (held > most) refuse(sites, reference, target, allowed, step);
+  if (missing.bytes > 0) refuse(sites, reference, target, missing.bytes, marked, step);
   // The last one may have spared more than was missing: what takes longest and is not needed stays.
   std::sort(chosen.begin(), chosen.end(), [](const RemakingUnit& a, const RemakingUnit& b) {
     return a.ms > b.ms || (a.ms == b.ms && by_name(a, b));
   });
-  std::erase_if(chosen, [&](const RemakingUnit& unit) {
-    const bool stays = held + unit.spared <= most;
-    if (stays) held += unit.spared;
-    return stays;
-  });
-  for (Site& site : sites.sites()) site.remade = false;
-  for (const RemakingUnit& unit : chosen)
-    for (Site* site : unit.sites) site->remade = true;
-  return remade_by(sites, static_cast<std::int64_t>(held));
+  for (const RemakingUnit& unit : chosen) {
+    for (const Site* site : unit.sites) marked.erase(site);
+    if (excess().bytes > 0) marked.insert(unit.sites.begin(), unit.sites.end());
+  }
+  for (Site& site : sites.sites()) site.remade = marked.contains(&site);
+  return remade_by(sites, reference.fixed_bytes - exact_bytes(sites, marked));
 }
 
 }  // namespace backfold::torch_layer

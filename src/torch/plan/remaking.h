@@ -40,6 +40,9 @@ std::vector<RemakingUnit> units_for(SiteTable& sites, const StepReference& refer
 // Bytes of marked tensors that would be held unrounded. StepReference::fixed_bytes counts them.
 std::int64_t exact_bytes(const SiteTable& sites, const Marked& marked);
 
+// Bytes that are made on the way to a marked site's tensor, itself among them.
+std::int64_t made_on_the_way(const Site& site, const Marked& marked);
+
 // Waits for the laps that a step has begun. What earlier steps said is forgotten.
 void read_laps(SiteTable& sites, std::int64_t step);
 

@@ -316,7 +316,7 @@ int Probe::finish_own(double rest, const std::vector<at::Tensor>& tangents, doub
   }
   measurements_.drop_relative(measured);
   gains_.settle(rest);
-  return measurements_.write_tables(gains_, rankings_, 1);
+  return measurements_.write_tables(gains_, rankings_, 1) + graphs_->write_tables();
 }
 
 int Probe::finish(double scale) {

@@ -31,6 +31,7 @@
 #include "torch/capture/calls.h"
 #include "torch/capture/site.h"
 #include "torch/probe/gains.h"
+#include "torch/probe/graphs.h"
 #include "torch/probe/measurements.h"
 #include "torch/probe/outside.h"
 #include "torch/probe/probed.h"
@@ -61,7 +62,8 @@ class Probe : public std::enable_shared_from_this<Probe> {
         least_(least),
         noisy_(noisy_at.has_value()),
         unplanned_(noisy_at.value_or(0)),
-        starts_(std::make_shared<Starts>(epsilon)) {}
+        starts_(std::make_shared<Starts>(epsilon)),
+        graphs_(std::make_shared<GraphRuns>(seed, least)) {}
 
   // `bits` is the width of a pass of kind kStarts.
   void begin(Pass pass, int bits = 0);
@@ -71,6 +73,8 @@ class Probe : public std::enable_shared_from_this<Probe> {
   Rankings& rankings() { return rankings_; }
   // What checkpoints start again from.
   Starts& starts() { return *starts_; }
+  // Compiled graphs, in the user's own step.
+  const std::shared_ptr<GraphRuns>& graphs() { return graphs_; }
 
   // Saves a tensor in a pass that is not the user's own.
   Saved save(const at::Tensor& tensor, Site& site, const Demand& demand, RunningCall& call,
@@ -88,7 +92,7 @@ class Probe : public std::enable_shared_from_this<Probe> {
   // In passes of kind kFolded: the root of the site to fold, and how. Null folds nothing.
   void fold_only(const Site* root, int bits, std::uint64_t draw);
   // Whether backward began in this pass, and whether anything was saved for it.
-  bool backward_began() const { return backward_began_; }
+  bool backward_began() const { return backward_began_ || graphs_->began(); }
   bool saved_something() const { return saved_something_; }
 
   // Writes the measured errors, times `scale`, to the sites. Returns the number of sites measured.
@@ -144,6 +148,7 @@ class Probe : public std::enable_shared_from_this<Probe> {
   const bool noisy_;
   const int unplanned_;
   const std::shared_ptr<Starts> starts_;
+  const std::shared_ptr<GraphRuns> graphs_;
   Pass pass_ = Pass::kMoved;
   int start_bits_ = 0;
   bool backward_began_ = false, saved_something_ = false;

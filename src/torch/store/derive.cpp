@@ -7,6 +7,7 @@
 
 #include "torch/reads/recipes.h"
 #include "torch/store/saving.h"
+#include "torch/store/small_objects.h"
 
 namespace backfold::torch_layer {
 namespace {
@@ -64,7 +65,7 @@ std::shared_ptr<Derived> Store::derived(Value& value, const Need& need) {
   for (std::size_t i = 0; i < making.sources.size(); ++i)
     if (std::holds_alternative<std::shared_ptr<Hold>>(making.sources[i].kept))
       held.push_back(value.inputs[i].value->home);
-  const auto made = std::make_shared<Derived>(std::move(making), std::move(effort), need.reader);
+  const auto made = make_small<Derived>(std::move(making), std::move(effort), need.reader);
   for (Tracked* home : held) home->dependents.push_back(made);
   value.derived = made;
   return made;
@@ -266,7 +267,13 @@ std::optional<Saved> Store::derive(Saving& saving, Tracked& tracked) {
   describe(ledger, Kind::kDerived, effort.rounded ? effort.bits : 0, "made again", instead);
   note_recipe(ledger, *made, saving.bytes);
   note_spared(saving, *value, effort, instead);
-  note_roots(saving.site, made->roots());
+  // A source that a plan has left unfolded may have a packet in the next.
+  std::vector<Site*> roots = made->roots();
+  for (const auto& [kept, leaf] : effort.leaves)
+    if (auto* site = const_cast<Site*>(leaf.site);
+        site && is_unfolded_by_choice(*site, saving.step))
+      if (std::find(roots.begin(), roots.end(), site) == roots.end()) roots.push_back(site);
+  note_roots(saving.site, roots);
   if (saving.site.root || saving.site.runs_products) {
     saving.site.floor = std::max(saving.site.floor, saving.demand.bits);
     count_packet(ledger.apart, tensor, tensor.numel());

@@ -6,6 +6,7 @@
 #include <c10/util/Exception.h>
 
 #include "torch/store/saving.h"
+#include "torch/store/small_objects.h"
 
 namespace backfold::torch_layer {
 namespace {
@@ -75,8 +76,8 @@ Saved Store::hold(Saving& saving, Tracked& tracked, Kind kind, const char* reaso
   std::shared_ptr<Hold> hold = tracked.hold.lock();
   const bool known = hold && hold->version() == version;
   if (!known) {
-    hold = std::make_shared<Hold>(saving.tensor.storage(), version,
-                                  kind == Kind::kAlive ? &saving.site : nullptr);
+    hold = make_small<Hold>(saving.tensor.storage(), version,
+                            kind == Kind::kAlive ? &saving.site : nullptr);
     tracked.hold = hold;
   }
   // The first that needs it in any case holds it, also where an earlier save took it for alive.
@@ -124,6 +125,11 @@ std::optional<Saved> Store::share(Saving& saving, Tracked& tracked) {
   const std::uint32_t version = tensor._version();
   if (const auto hold = tracked.hold.lock(); hold && hold->version() == version) {
     const bool needed = saving.demand.reads == Reads::kExactly || !saving.width.choice;
+    if (!needed && tracked.site != &saving.site &&
+        is_unfolded_by_choice(*tracked.site, saving.step)) {
+      saving.site.root = tracked.site;
+      saving.site.floor = std::max(saving.site.floor, saving.demand.bits);
+    }
     return this->hold(saving, tracked, needed ? Kind::kRaw : Kind::kAlive, saving.demand.reason);
   }
   const Span span = span_of(tensor);
@@ -182,7 +188,7 @@ Saved Store::pack(Saving& saving, Tracked& tracked, const Treatment& treatment, 
   const std::optional<NormRows> rows =
       rows_to_normalise(format, saving.demand, dense, !options_.adaptive || saving.site.choice);
   const auto packet =
-      std::make_shared<SharedPacket>(tensor, span, dense_copy, format, saving.site, saving.rule);
+      make_small<SharedPacket>(tensor, span, dense_copy, format, saving.site, saving.rule);
   const Key key = next_key(saving.site, saving.step);
   if (saving.demand.shares_along && packet->is_planned())
     packet->shares_add_up(*saving.demand.shares_along);
@@ -230,6 +236,10 @@ std::optional<Saved> Store::encode(Saving& saving, Tracked& tracked, bool tanh) 
   const at::Tensor copy =
       fills_its_span(tensor, span_of(tensor)) ? at::Tensor() : without_gaps(tensor);
   const at::Tensor& dense = copy.defined() ? copy : tensor;
+  TORCH_CHECK_VALUE(!options_.turn || !std::holds_alternative<codecs::Project>(codec),
+                    "codec: ", backfold::describe(codec),
+                    " cannot be captured in a CUDA graph: each replay would project by the same "
+                    "matrix");
   Site& site = saving.site;
   const auto* quantize = std::get_if<codecs::Quantize>(&codec);
   const auto* ranged = std::get_if<codecs::RunningRange>(&codec);

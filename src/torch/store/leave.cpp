@@ -33,6 +33,10 @@ Passage Store::passage_of(Site& site) const {
   return {offload_.offloader, offload_.trip, site.hash, site.ledger.away};
 }
 
+std::optional<Passage> Store::way_out(Site& site) const {
+  return offload_.trip ? std::optional(passage_of(site)) : std::nullopt;
+}
+
 void Store::offer(const std::shared_ptr<Hold>& hold, Site& site, const Tracked* home) {
   if (!offload_.trip) return;
   const c10::Storage storage = hold->storage();

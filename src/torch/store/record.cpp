@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "torch/capture/borrowed.h"
 #include "torch/reads/recipes.h"
 #include "torch/store/store.h"
 
@@ -90,8 +91,8 @@ const at::Tensor& Store::number(const at::Tensor& wrapped) {
 
 void Store::note_overwritten(RunningCall& call) {
   if (!options_.derive || !at::GradMode::is_enabled() || call.tensors.empty()) return;
-  const auto alive = c10::intrusive_ptr<c10::TensorImpl>::reclaim_copy(call.tensors[0].first);
-  const at::Tensor tensor(alive);
+  const Borrowed borrowed(call.tensors[0].first);
+  const at::Tensor& tensor = *borrowed;
   if (call.tensors[0].second != call.op->written[0] || obstacle_in(tensor)) return;
   if (fills_its_storage(tensor)) call.overwritten = &value_at(tensor);
 }

@@ -35,6 +35,12 @@ Ledger& ledger_of(Site& site, std::int64_t step);
 void describe(Ledger& ledger, Kind kind, int bits, const char* reason, std::int64_t held,
               const Grouping& grouping = {});
 
+// Whether the plan has left what a site saved in this step unfolded.
+inline bool is_unfolded_by_choice(const Site& site, std::int64_t step) {
+  return site.ledger.step == step && site.ledger.lossy.elements > 0 && site.choice &&
+         site.choice->bits == kRawBits;
+}
+
 // Counts a tensor whose width is a matter of choice.
 void count_packet(Footprint& footprint, const at::Tensor& tensor, std::int64_t count);
 

@@ -16,9 +16,13 @@ namespace {
 
 // Before a payload is made on the current stream. The source may be freed before the kernel has
 // run, and may come from another stream: its memory must wait for this one.
-void prepare(const at::Tensor& source, const std::optional<c10::Stream>& stream) {
+void prepare(const at::Tensor& source, const std::optional<c10::Stream>& stream, bool draws,
+             const Key& key) {
   if (!stream) return;
-  refuse_capture(*stream);
+  TORCH_CHECK(!draws || key.turn || !is_captured(*stream),
+              "backfold: nothing can be rounded where the capture of a CUDA graph began inside of "
+              "the controller's block: every replay would round with the same random numbers. "
+              "Enter the block inside of the capture.");
   c10::impl::VirtualGuardImpl(source.device().type())
       .recordDataPtrOnStream(source.storage().data_ptr(), *stream);
 }
@@ -64,7 +68,7 @@ SharedPacket::SharedPacket(const at::Tensor& source, const Span& span, const at:
 
 void SharedPacket::pack(const at::Tensor& source, const at::Tensor* dense_copy, const Key& key,
                         std::optional<Normalisation> by) {
-  prepare(source, stream_);
+  prepare(source, stream_, !is_lossless(format_), key);
   if (!by) {
     payload_ = pack_span(source, span_, dense_copy, format_, key, site_.memory.get());
     return;

@@ -8,6 +8,7 @@
 #include <atomic>
 
 #include "torch/store/saving.h"
+#include "torch/store/small_objects.h"
 
 namespace backfold::torch_layer {
 namespace {
@@ -73,7 +74,8 @@ Key Store::next_key(Site& site, std::int64_t step) const {
   }
   const std::uint64_t draw = site.draws++;
   return {options_.seed,
-          scramble(site.hash ^ scramble(static_cast<std::uint64_t>(step) << 20 ^ draw))};
+          scramble(site.hash ^ scramble(static_cast<std::uint64_t>(step) << 20 ^ draw)),
+          options_.turn};
 }
 
 Ledger& ledger_of(Site& site, std::int64_t step) {
@@ -101,7 +103,7 @@ void Store::charge_plain(Saved& saved, const Saving& saving, std::int64_t bytes)
   Tracked* tracked = saving.tensor.has_storage() ? known(saving.tensor) : nullptr;
   std::shared_ptr<const Charge> plain;
   if (bytes > 0) {
-    plain = std::make_shared<Charge>(timeline_, saving.site, Timeline::Curve::kPlain, bytes);
+    plain = make_small<Charge>(timeline_, saving.site, Timeline::Curve::kPlain, bytes);
     if (tracked) tracked->plain = plain;
   } else if (tracked) {
     plain = tracked->plain.lock();
@@ -116,7 +118,8 @@ Saved Store::saved(Saving& saving, View view, Saved::Kept kept, bool for_reader_
 
 Saved Store::save(const at::Tensor& tensor, Site& site, const Demand& demand, std::int64_t step,
                   const char* obstacle, bool tanh) {
-  const at::AutoGradMode no_grad(false);
+  std::optional<at::AutoGradMode> no_grad;
+  if (at::GradMode::is_enabled()) no_grad.emplace(false);  // autograd has, before it asks its hooks
   send_offered(kOfferedLookedAt);
   Saving saving{tensor, site, demand, step, saved_bytes(tensor)};
   const std::int64_t before = ledger_of(site, step).unique_bytes;
@@ -160,7 +163,12 @@ Saved Store::keep(Saving& saving, const char* why_not, bool tanh) {
   }
   if (bytes < options_.min_bytes || tensor.numel() == 0)
     return hold(saving, tracked, Kind::kPassed, "smaller than min_bytes");
-  if (demand.reads == Reads::kGeometry) return keep_geometry(saving);
+  if (demand.reads == Reads::kGeometry) {
+    // Memory that an earlier save holds is there when this one is read, which is sooner.
+    const auto held = tracked.hold.lock();
+    const bool there = held && held->version() == tensor._version() && !offload_.trip;
+    return there ? hold(saving, tracked, Kind::kAlive, demand.reason) : keep_geometry(saving);
+  }
   if (!element_type(tensor.scalar_type()))
     return hold(saving, tracked, Kind::kPassed, "type without a codec");
   if (site.op->compiled)

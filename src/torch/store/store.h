@@ -44,6 +44,7 @@ struct StoreOptions : WidthRules {
   // Parameters are gathered from several processes into memory that their owner frees and fills
   // again (FSDP): what is listed are shards.
   bool sharded = false;
+  const std::uint32_t* turn = nullptr;  // of a block that is captured into a CUDA graph
 };
 
 // Whether a tensor, or what it is a view of, is a parameter by its class. Asked for sharded models
@@ -107,6 +108,11 @@ class Store {
   // Bytes that have left it.
   std::int64_t away_bytes() const { return offload_.trip ? offload_.trip->away_bytes() : 0; }
 
+  // The same for what a compiled graph keeps; none where nothing leaves.
+  std::optional<Passage> way_out(Site& site) const;
+
+  const StoreOptions& options() const { return options_; }
+
   // What calls of products have to be watched for.
   ProductWatch products_watched() const { return {options_.products, options_.times_products}; }
 
@@ -127,6 +133,11 @@ class Store {
     std::uint32_t landmark = 0;
     bool buffer = false;
   };
+  template <typename T>
+  using Table =
+      ska::flat_hash_map<const c10::StorageImpl*, T, std::hash<const c10::StorageImpl*>,
+                         std::equal_to<const c10::StorageImpl*>,
+                         std::pmr::polymorphic_allocator<std::pair<const c10::StorageImpl*, T>>>;
 
   // A number among the arguments of a call, kept once however many calls have it.
   const at::Tensor& number(const at::Tensor& wrapped);
@@ -208,12 +219,13 @@ class Store {
   std::deque<Offered> offered_;
   bool met_samples_ = false;
   std::shared_ptr<SharedPacket> waiting_;
-  ska::flat_hash_map<const c10::StorageImpl*, Known> parameters_;  // and buffers
-  // Of the next three, which grow with each recorded call and go at once with the store.
+  // Of the tables below, which are as large as those of the last block and go at once with the
+  // store.
   const SpareMemory::Lent memory_;
+  Table<Known> parameters_{memory_.get()};  // and buffers
   std::pmr::deque<Tracked> tracked_{memory_.get()};
   std::pmr::deque<Value> values_{memory_.get()};
-  ska::flat_hash_map<const c10::StorageImpl*, Tracked*> storages_;
+  Table<Tracked*> storages_{memory_.get()};
   c10::SmallVector<at::Tensor, 8> numbers_;
   // By the storage of a parameter: its copies.
   ska::flat_hash_map<const c10::StorageImpl*, c10::SmallVector<Tracked*, 1>> copied_;
