@@ -1,25 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Host time per operation in a steady step: hooks, bookkeeping, packing, unpacking.
+"""What a steady step costs the host: watching operations, bookkeeping, packing, unpacking.
 
-    bench/run host
+    bench/run host                      the CPU, and the GPU if there is one
+    bench/run host --device cuda        the GPU alone
+    bench/run host --only models        or: saved, watched
+    bench/run host --json FILE          all figures
 
-Chains of one operation on tiny tensors, whose kernels take next to no time. Best of many runs, one
-thread.
-
-Saved tensors: each tanh saves its result. `empty` is a pair of C functions that pass the tensor
-through: the cost of torch's hooks alone. `passed` is Backfold with everything below min_bytes:
-bookkeeping alone. `folded` packs and unpacks 256 elements each.
+Saved tensors and watched operations: chains of one operation on 256 elements, whose kernels take
+next to no time. Microseconds per operation, forward and backward apart, best of many runs, one
+thread. Each tanh saves its result; `empty` is a pair of C functions that pass the tensor through,
+the cost of torch's hooks alone. A packed save and its unpack contain one launch each; `one kernel`
+is an operation that is little else.
 
 Watched operations save nothing, so that only the callback sees them. With derive=True it records
 those that have a recipe; that is the last column. The last line is three operations that save two
 tensors: GELU its input, a product its result, which is packed or derived.
 
-Whole models: a 24-layer GPT-2 and, where torchvision is installed, Swin-T, with one sample; narrow
-ones on a CPU, so that kernels take little time there, too. Times are the host's.
+Whole models: a 24-layer GPT-2 under autocast and, where torchvision is installed, Swin-T, with one
+sample, when a GPU waits for its host; narrow ones on a CPU, so that kernels take little time there,
+too. Milliseconds of the host, the first quartile of several runs. `per operator` spreads what a
+forward takes beyond plain's over its operators.
 """
 
+import argparse
 import contextlib
+import gc
 import itertools
+import json
+import pathlib
 import time
 import typing
 from collections.abc import Callable
@@ -29,7 +37,22 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-LENGTH, RUNS, MODEL_RUNS = 200, 100, 40
+LENGTH, RUNS, MODEL_RUNS = 200, 40, 20
+PARTS = ["saved", "watched", "models"]
+
+Scopes = dict[str, contextlib.AbstractContextManager]
+
+
+class Pair(typing.NamedTuple):
+    forward: float
+    backward: float
+
+    def __sub__(self, other: "Pair") -> "Pair":
+        return Pair(self.forward - other.forward, self.backward - other.backward)
+
+    @property
+    def both(self) -> float:
+        return self.forward + self.backward
 
 
 class Loss(typing.NamedTuple):
@@ -49,60 +72,102 @@ WATCHED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 }
 
 
-def step(
-    x: Tensor, scope: contextlib.AbstractContextManager, operation: Callable[..., Tensor]
-) -> float:
+def wait(device: str) -> None:
+    """An idle GPU: what was launched before would keep the host from launching more."""
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+def host_time(
+    scope: contextlib.AbstractContextManager, forward: Callable[[], Tensor], device: str
+) -> Pair:
+    """Seconds. On a GPU, what was launched may still run."""
+    wait(device)
     start = time.perf_counter()
     with scope:
+        value = forward()
+    between = time.perf_counter()
+    wait(device)
+    again = time.perf_counter()
+    value.backward()
+    return Pair(between - start, time.perf_counter() - again)
+
+
+def best(x: Tensor, scopes: Scopes, operation: Callable[..., Tensor]) -> dict[str, Pair]:
+    """Microseconds per operation, by scope."""
+
+    def chain() -> Tensor:
         y = x * 1
         for _ in range(LENGTH):
             y = operation(y, x)
-    y.backward(x.detach())
-    return time.perf_counter() - start
+        return y.sum()
 
-
-def best(
-    x: Tensor,
-    scopes: dict[str, Callable[[], contextlib.AbstractContextManager]],
-    operation: Callable[..., Tensor],
-) -> dict[str, float]:
-    """Microseconds per operation, by scope."""
-    times = dict.fromkeys(scopes, float("inf"))
+    runs: dict[str, list[Pair]] = {name: [] for name in scopes}
     for _ in range(RUNS):  # in turn, so that all run under the same conditions
         for name, scope in scopes.items():
-            times[name] = min(times[name], step(x, scope(), operation))
-    return {name: seconds / LENGTH * 1e6 for name, seconds in times.items()}
+            runs[name].append(host_time(scope, chain, x.device.type))
+    scale = 1e6 / LENGTH
+    return {name: Pair(*(min(c) * scale for c in zip(*p, strict=True))) for name, p in runs.items()}
 
 
-def controller(**options: object) -> Callable[[], backfold.Controller]:
-    fold = backfold.Controller(bits=4, **options)
-    return lambda: fold
+def one_kernel(x: Tensor) -> float:
+    """Microseconds of an operation without autograd that writes into memory that is there."""
+    y, shortest = x.detach().clone(), float("inf")
+    for _ in range(RUNS):
+        wait(x.device.type)
+        start = time.perf_counter()
+        for _ in range(LENGTH):
+            y.neg_()
+        shortest = min(shortest, time.perf_counter() - start)
+    return shortest / LENGTH * 1e6
 
 
-def print_saved(x: Tensor) -> None:
+def fold(**options: object) -> backfold.Controller:
+    return backfold.Controller(bits=4, **options)
+
+
+def measure_saved(x: Tensor) -> dict:
     scopes = {
-        "plain": contextlib.nullcontext,
-        "empty": lambda: torch.autograd.graph.saved_tensors_hooks(itertools.repeat, next),
-        "passed": controller(min_bytes=1 << 40),
-        "folded": controller(min_bytes=0, derive=False),
+        "plain": contextlib.nullcontext(),
+        "empty": torch.autograd.graph.saved_tensors_hooks(itertools.repeat, next),
+        "passed": fold(min_bytes=1 << 40),
+        "packed": fold(min_bytes=0, derive=False),
     }
     times = best(x, scopes, lambda y, x: y.tanh())
-    print(f"{x.device.type}: microseconds per saved tensor, forward and backward")
-    for name, each in times.items():
-        print(f"  {name:8}{each:8.2f}   over empty {each - times['empty']:+7.2f}")
+    nothing = best(x, {name: scopes[name] for name in ("plain", "passed")}, lambda y, x: y.round())
+    # Of an operation that saves, watching is a part as well.
+    costs = {
+        "an operation that saves nothing": nothing["passed"] - nothing["plain"],
+        "torch's empty hooks": times["empty"] - times["plain"],
+        "a save below min_bytes": times["passed"] - times["plain"],
+        "a packed save, its unpack": times["packed"] - times["plain"],
+    }
+    kernel = one_kernel(x)
+    print(f"{x.device.type}: microseconds beyond plain{'forward':>22}{'backward':>10}")
+    for name, each in costs.items():
+        print(f"  {name:36}{each.forward:10.2f}{each.backward:10.2f}")
+    print(f"  {'(one kernel)':36}{kernel:10.2f}", flush=True)
+    return {name: each._asdict() for name, each in (times | costs).items()} | {"kernel": kernel}
 
 
-def print_watched(x: Tensor) -> None:
+def measure_watched(x: Tensor) -> dict:
     print(f"{x.device.type}: microseconds per watched operation, forward and backward")
     print(f"  {'':24}{'plain':>8}{'derive=False':>14}{'derive=True':>13}{'recorded':>10}")
+    found = {}
     for name, operation in WATCHED.items():
         scopes = {
-            "plain": contextlib.nullcontext,
-            "stored": controller(min_bytes=0, derive=False),
-            "derived": controller(min_bytes=0),
+            "plain": contextlib.nullcontext(),
+            "stored": fold(min_bytes=0, derive=False),
+            "derived": fold(min_bytes=0),
         }
-        plain, stored, derived = best(x, scopes, operation).values()
-        print(f"  {name:24}{plain:8.2f}{stored:14.2f}{derived:13.2f}{derived - stored:+10.2f}")
+        times = best(x, scopes, operation)
+        plain, stored, derived = (pair.both for pair in times.values())
+        print(
+            f"  {name:24}{plain:8.2f}{stored:14.2f}{derived:13.2f}{derived - stored:+10.2f}",
+            flush=True,
+        )
+        found[name] = {scope: pair._asdict() for scope, pair in times.items()}
+    return found
 
 
 def gpt2(device: str) -> Loss:
@@ -121,7 +186,12 @@ def gpt2(device: str) -> Loss:
     with torch.device(device):
         model = transformers.GPT2LMHeadModel(config).train()
         tokens = torch.randint(128, (1, 64))
-    return Loss(model, lambda: model(tokens, labels=tokens).loss)
+
+    def loss() -> Tensor:
+        with torch.autocast(device, torch.bfloat16):
+            return model(tokens, labels=tokens, use_cache=False).loss
+
+    return Loss(model, loss)
 
 
 def swin(device: str) -> Loss | None:
@@ -141,53 +211,84 @@ def swin(device: str) -> Loss | None:
     return Loss(model, lambda: model(image).sum())
 
 
-def host_times(loss: Loss, scope: contextlib.AbstractContextManager) -> list[float]:
-    """Milliseconds of forward and backward. On a GPU, what was launched may still run."""
-    if next(loss.model.parameters()).is_cuda:
-        torch.cuda.synchronize()
-    start = time.perf_counter()
-    with scope:
-        value = loss.of()
-    forward = time.perf_counter()
-    value.backward()
-    end = time.perf_counter()
-    loss.model.zero_grad(set_to_none=True)
-    return [(forward - start) * 1e3, (end - forward) * 1e3]
+def operators(loss: Loss) -> int:
+    """Calls of one forward that no other operator makes."""
+    with torch.autograd.profiler.profile() as profile:
+        loss.of()
+    return sum(event.cpu_parent is None for event in profile.function_events)
 
 
-def print_models(device: str) -> None:
-    print(f"{device}: milliseconds of the host, forward and backward of one sample")
+def measure_model(loss: Loss, device: str) -> tuple[dict[str, Pair], int]:
+    """Milliseconds by mode, and the number of operators."""
+    scopes: Scopes = {
+        "plain": contextlib.nullcontext(),
+        "passed": backfold.Controller(loss.model, bits=4, min_bytes=1 << 40),
+        "bits=None": backfold.Controller(loss.model, bits=None),
+        "default": backfold.Controller(loss.model, bits=4),
+        "all packed": backfold.Controller(loss.model, bits=4, min_bytes=0),
+    }
+    runs: dict[str, list[Pair]] = {name: [] for name in scopes}
+    for _ in range(MODEL_RUNS):
+        for mode, scope in scopes.items():
+            runs[mode].append(host_time(scope, loss.of, device))
+            loss.model.zero_grad(set_to_none=True)
+    times = {
+        mode: Pair(*(sorted(column)[MODEL_RUNS // 4] * 1e3 for column in zip(*pairs, strict=True)))
+        for mode, pairs in runs.items()
+    }
+    return times, operators(loss)
+
+
+def measure_models(device: str) -> dict:
+    print(f"{device}: milliseconds of the host, one sample")
+    found = {}
     for name, build in (("GPT-2, 24 layers", gpt2), ("Swin-T", swin)):
         loss = build(device)
         if loss is None:
             print(f"  {name}: needs torchvision")
             continue
-        scopes = {
-            "plain": contextlib.nullcontext(),
-            "passed": backfold.Controller(loss.model, bits=4, min_bytes=1 << 40),
-            "bits=None": backfold.Controller(loss.model, bits=None),
-            "default": backfold.Controller(loss.model, bits=4),
-            "all packed": backfold.Controller(loss.model, bits=4, min_bytes=0),
-        }
-        runs: dict[str, list[list[float]]] = {name: [] for name in scopes}
-        for _ in range(MODEL_RUNS):
-            for mode, scope in scopes.items():
-                runs[mode].append(host_times(loss, scope))
-        print(f"  {name}")
-        for mode, times in runs.items():
-            columns = zip(*times, strict=True)
-            forward, backward = (sorted(column)[MODEL_RUNS // 4] for column in columns)
-            print(f"    {mode:12}{forward:8.2f}{backward:8.2f}")
+        times, count = measure_model(loss, device)
+        plain = times["plain"]
+        heading = f"{name}, {count} operators"
+        print(f"  {heading:28}{'forward':>9}{'backward':>10}{'/ plain':>9}{'us per operator':>17}")
+        for mode, each in times.items():
+            per_operator = (each - plain).forward / count * 1e3
+            print(
+                f"    {mode:26}{each.forward:9.2f}{each.backward:10.2f}"
+                f"{each.both / plain.both:9.2f}{per_operator:17.2f}",
+                flush=True,
+            )
+        found[name] = {mode: each._asdict() for mode, each in times.items()} | {"operators": count}
+    return found
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--device", choices=["cpu", "cuda"], help="one of them alone")
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS)
+    parser.add_argument("--json", type=pathlib.Path, help="also write all figures here")
+    arguments = parser.parse_args()
+    if arguments.device == "cuda" and not torch.cuda.is_available():
+        parser.error("torch sees no GPU here")
     torch.set_num_threads(1)
+    gc.disable()  # a collection would fall into any of the runs
     devices = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
-    for device in devices:
+    results: dict[str, dict] = {}
+    for device in [arguments.device] if arguments.device else devices:
+        start = time.perf_counter()
         x = torch.rand(256, device=device, requires_grad=True)
-        print_saved(x)
-        print_watched(x)
-        print_models(device)
+        found = results[device] = {}
+        if "saved" in arguments.only:
+            found["saved"] = measure_saved(x)
+        if "watched" in arguments.only:
+            found["watched"] = measure_watched(x)
+        if "models" in arguments.only:
+            found["models"] = measure_models(device)
+        print(f"({time.perf_counter() - start:.0f} s)", flush=True)
+        if arguments.json:
+            arguments.json.write_text(json.dumps(results, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ sst2/{train,dev}.tsv    a header line, then sentence TAB label
 tinyshakespeare.txt     text
 """
 
+import functools
 import io
 import pathlib
 import typing
@@ -36,6 +37,7 @@ class Images(typing.NamedTuple):
     labels: Tensor
 
 
+@functools.cache  # two tasks read the same images
 def cifar10(folder: pathlib.Path, split: str, every: int = 1) -> Images:
     """The images of a split, ordered by class; one in `every`."""
     from PIL import Image
@@ -83,8 +85,10 @@ class Sentences(typing.NamedTuple):
     labels: list[int]
 
 
-def sst2(folder: pathlib.Path, split: str) -> Sentences:
+def sst2(folder: pathlib.Path, split: str, count: int | None = None) -> Sentences:
+    """The sentences of a split, or the first `count` of them."""
     lines = find(folder, f"sst2/{split}.tsv").read_text(encoding="utf-8").splitlines()[1:]
+    lines = lines[:count]
     rows = [line.rsplit("\t", 1) for line in lines]
     return Sentences([text.strip() for text, _ in rows], [int(label) for _, label in rows])
 

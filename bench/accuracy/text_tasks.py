@@ -6,11 +6,11 @@ import typing
 from collections.abc import Iterator
 
 import torch
-from datasets import shakespeare, sst2
+from datasets import Sentences, shakespeare, sst2
 from networks import CharacterGpt, minilm
 from torch import Tensor, nn
 from torch.nn import functional
-from training import ACCURACY, Scale, Size, Training, with_adamw
+from training import ACCURACY, Scale, Size, Training, moved_to, with_adamw
 
 
 class Tokens(typing.NamedTuple):
@@ -25,17 +25,22 @@ class Sst2Task:
     min_bytes = 16384
     BATCH, LONGEST = 128, 64
 
-    def __init__(
-        self, data: pathlib.Path, device: str, steps: int | None, weights: pathlib.Path | None
-    ):
-        self.steps = steps or 400
+    def __init__(self, data: pathlib.Path, device: str, size: Size, weights: pathlib.Path | None):
+        if size.examples is not None and size.examples < self.BATCH:
+            raise ValueError(
+                f"--examples must be at least {self.BATCH}, a batch, got {size.examples}"
+            )
+        self.steps = size.steps or 400
         self.title = f"MiniLM-L6 on SST-2, {self.steps} steps of {self.BATCH} sentences"
+        if size.examples:
+            self.title += f", {size.examples:,} of them"
         self.device, self.weights = device, weights
         tokenizer = minilm(weights).tokenizer
-        self.train, self.dev = (self.tokens(data, split, tokenizer) for split in ("train", "dev"))
+        self.train, self.dev = (
+            self.tokens(sst2(data, split, size.examples), tokenizer) for split in ("train", "dev")
+        )
 
-    def tokens(self, data: pathlib.Path, split: str, tokenizer: typing.Any) -> Tokens:
-        sentences = sst2(data, split)
+    def tokens(self, sentences: Sentences, tokenizer: typing.Any) -> Tokens:
         encoded = tokenizer(sentences.texts, truncation=True, max_length=self.LONGEST)["input_ids"]
         ids = nn.utils.rnn.pad_sequence([torch.tensor(row) for row in encoded], batch_first=True)
         lengths = torch.tensor([len(row) for row in encoded])
@@ -59,11 +64,11 @@ class Sst2Task:
         lengths = tokens.lengths[chosen]
         longest = int(lengths.max())
         mask = torch.arange(longest) < lengths[:, None]
-        ids = tokens.ids[chosen.to(self.device), :longest]
-        return model(input_ids=ids, attention_mask=mask.long().to(self.device)).logits
+        ids = tokens.ids[moved_to(self.device, chosen), :longest]
+        return model(input_ids=ids, attention_mask=moved_to(self.device, mask.long())).logits
 
     def loss(self, model: nn.Module, batch: Tensor) -> Tensor:
-        labels = self.train.labels[batch.to(self.device)]
+        labels = self.train.labels[moved_to(self.device, batch)]
         return functional.cross_entropy(self.logits(model, self.train, batch), labels)
 
     def score(self, model: nn.Module) -> float:
@@ -109,7 +114,7 @@ class GptTask:
         for _ in range(self.steps):
             start = len(self.train) - self.CONTEXT
             starts = torch.randint(start, (self.BATCH, 1), generator=generator)
-            yield self.train[(starts + places).to(self.device)]
+            yield self.train[moved_to(self.device, starts + places)]
 
     def loss(self, model: nn.Module, batch: Tensor) -> Tensor:
         found = model(batch[:, :-1]).flatten(0, 1)

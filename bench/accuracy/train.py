@@ -7,104 +7,33 @@
     bench/accuracy/train.py sst2 --data DIR --device cuda --model DIR --variants plain adaptive-2
     bench/accuracy/train.py sst2 --data DIR --resume a.json b.json --markdown
     bench/accuracy/train.py gcn --data DIR --variants plain project-8+2
-    bench/accuracy/train.py cifar --data DIR --epochs 3 --width 8 --images 5000
+    bench/accuracy/train.py cifar --data DIR --epochs 3 --width 8 --examples 5000
     bench/accuracy/train.py gpt --data DIR --variants plain stored-fixed-2 stored-ratio-9.5
 
 Seeds are 0, 1, 2, ... and determine weights, batches, dropout and rounding. Runs found in a file
-given to --resume are shown, not repeated.
+given to --resume or --json are shown, not repeated. `bench/run evidence` runs all tasks.
 """
 
 import argparse
-import concurrent.futures
-import dataclasses
 import functools
-import json
-import multiprocessing
 import os
 import pathlib
 import statistics
 import sys
-import time
-from collections.abc import Callable, Iterator
 
 try:
     import torch
     import variants
     from datasets import MissingData
+    from runs import Run, Work, allow_tf32, read, train, trained, write
     from tables import table
     from tasks import NAMES, build
-    from tqdm import tqdm
-    from training import Scale, Size, Task, step
+    from training import Scale, Size
 except ImportError as error:
     sys.exit(
         f"bench/accuracy/train.py: {error}. Build the package with make test-python, then run "
         ".venv/bin/pip install --requirement scripts/requirements-models.txt"
     )
-
-
-@dataclasses.dataclass
-class Run:
-    variant: str
-    seed: int
-    score: float  # on held-out data, see the task's scale
-    loss: float  # mean over the last tenth of the steps
-    seconds: float  # of the training
-    kept: float  # bytes held / bytes that autograd alone would hold, in the last step
-
-
-def allow_tf32() -> None:
-    torch.backends.cuda.matmul.allow_tf32 = True
-    torch.backends.cudnn.allow_tf32 = True
-
-
-def train(task: Task, name: str, seed: int) -> Run:
-    torch.manual_seed(seed)
-    training = task.training()
-    model = training.model
-    fold = variants.scope(name, model, task.min_bytes, seed)
-    losses = []
-    start = time.perf_counter()
-    bar = tqdm(task.batches(seed), f"{name}, seed {seed}", task.steps, leave=False, disable=None)
-    for batch in bar:
-        losses.append(step(task, training, fold, batch))
-    last = torch.stack(losses[-max(task.steps // 10, 1) :]).mean().item()
-    seconds = time.perf_counter() - start
-    kept = 1.0
-    if name != "plain":
-        report = fold.report().to_dict()
-        kept = report["held_bytes"] / (report["unique_bytes"] - report["alive_bytes"])
-    model.eval()
-    with torch.no_grad():
-        score = task.score(model)
-    return Run(name, seed, score, last, seconds, kept)
-
-
-class Trainer:
-    """Runs in its own process, whose data set serves all of its runs."""
-
-    task: Task
-
-    @classmethod
-    def start(cls, load: Callable[[], Task], threads: int) -> None:
-        torch.set_num_threads(threads)
-        allow_tf32()
-        cls.task = load()
-
-    @classmethod
-    def run(cls, name: str, seed: int) -> Run:
-        return train(cls.task, name, seed)
-
-
-def trained(work: list[tuple[str, int]], load: Callable[[], Task], jobs: int) -> Iterator[Run]:
-    """All runs, `jobs` at a time, in the order in which they finish."""
-    threads = max(1, (os.cpu_count() or 1) // jobs)
-    spawn = multiprocessing.get_context("spawn")
-    with concurrent.futures.ProcessPoolExecutor(
-        jobs, spawn, Trainer.start, (load, threads)
-    ) as pool:
-        running = [pool.submit(Trainer.run, *one) for one in work]
-        for future in concurrent.futures.as_completed(running):
-            yield future.result()
 
 
 def mean_and_spread(values: list[float], decimals: int) -> str:
@@ -134,17 +63,9 @@ def earlier_runs(paths: list[pathlib.Path], title: str) -> list[Run]:
     """The runs in all files, each variant and seed once."""
     runs: dict[tuple[str, int], Run] = {}
     for path in paths:
-        content = json.loads(path.read_text())
-        if content.get("title") != title:
-            raise ValueError(f"--resume: {path} holds {content.get('title')!r}, not {title!r}")
-        for run in content["runs"]:
-            runs.setdefault((run["variant"], run["seed"]), Run(**run))
+        for run in read(path, title):
+            runs.setdefault((run.variant, run.seed), run)
     return list(runs.values())
-
-
-def write(path: pathlib.Path, content: dict[str, object], runs: list[Run]) -> None:
-    content["runs"] = [dataclasses.asdict(run) for run in runs]
-    path.write_text(json.dumps(content, indent=1) + "\n")
 
 
 def parsed() -> argparse.Namespace:
@@ -157,15 +78,19 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--data", default=data, help="folder of data sets; default: $BACKFOLD_DATA")
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
     parser.add_argument("--model", type=pathlib.Path, help="folder of MiniLM; default: the wheel's")
-    parser.add_argument("--seeds", type=int, metavar="N", help="5 for cora, 3 for the others")
+    parser.add_argument(
+        "--seeds", type=int, metavar="N", help="5 for graph attention and GCNII, 3 for the others"
+    )
     parser.add_argument("--variants", nargs="+", type=variants.variant, default=variants.DEFAULT)
     parser.add_argument("--steps", type=int, help="fewer than a complete training, for a quick try")
-    parser.add_argument("--epochs", type=int, help="of cifar; default: 10")
+    parser.add_argument("--epochs", type=int, help="of cifar (10) and efficientnet (1)")
     parser.add_argument("--width", type=int, help="of cifar's first stage (32) or gpt (128)")
-    parser.add_argument("--images", type=int, help="of cifar to train on; default: all")
+    parser.add_argument(
+        "--examples", type=int, help="to train on, and at most to test on; default: all"
+    )
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="runs at a time")
     parser.add_argument("--resume", nargs="+", type=pathlib.Path, default=[], metavar="FILE")
-    parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="also write all runs")
+    parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="keeps all runs")
     parser.add_argument("--markdown", action="store_true", help="print Markdown")
     arguments = parser.parse_args()
     for name in ("seeds", "jobs", *Size._fields):
@@ -187,7 +112,8 @@ def main() -> int:
     load = functools.partial(build, arguments.task, folder, arguments.device, size, arguments.model)
     try:
         task = load()
-        runs = earlier_runs(arguments.resume, task.title)
+        written = [arguments.json] if arguments.json else []
+        runs = earlier_runs([*written, *arguments.resume], task.title)
     except (MissingData, ValueError) as error:
         sys.exit(f"bench/accuracy/train.py: {error}")
     gpu = arguments.device.startswith("cuda")
@@ -196,13 +122,19 @@ def main() -> int:
     content = {"task": arguments.task, "title": task.title, "device": device}
     done = {(run.variant, run.seed) for run in runs}
     seeds = range(arguments.seeds or task.seeds)
-    work = [(name, seed) for seed in seeds for name in arguments.variants]
-    work = [one for one in work if one not in done]
+    todo = [
+        Work(load, arguments.task, name, seed)
+        for seed in seeds
+        for name in arguments.variants
+        if (name, seed) not in done
+    ]
     if arguments.jobs == 1:
-        found = (train(task, *one) for one in work)
+        found = ((work, train(task, work.variant, work.seed)) for work in todo)
     else:
-        found = trained(work, load, arguments.jobs)
-    for run in found:
+        found = trained(todo, arguments.jobs)
+    for _, run in found:
+        if isinstance(run, Exception):
+            raise run
         runs.append(run)
         score = f"{task.scale.name} {run.score:.{task.scale.decimals}f}"
         print(f"{run.variant}, seed {run.seed}: {score}, {run.seconds:.1f} s", file=sys.stderr)

@@ -13,9 +13,9 @@ class Size(typing.NamedTuple):
     """Size of a training run where it differs from the task's own."""
 
     steps: int | None = None
-    epochs: int | None = None  # of cifar
+    epochs: int | None = None  # of images
     width: int | None = None  # of cifar and gpt
-    images: int | None = None  # of cifar
+    examples: int | None = None  # to train on, and at most to test on; of images and sentences
 
 
 class Training(typing.NamedTuple):
@@ -43,6 +43,12 @@ def with_adamw(model: nn.Module, rate: float, steps: int) -> Training:
         return min((step + 1) / warm_up, (steps - step) / (steps - warm_up + 1))
 
     return Training(model, optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, factor))
+
+
+def moved_to(device: str, indices: Tensor) -> Tensor:
+    """A small tensor of the host on the device. The host does not wait for the device's work, which
+    several processes on one GPU would pay for by a turn of each of the others."""
+    return indices.to(device, non_blocking=True)
 
 
 def step(

@@ -2,6 +2,7 @@
 """Variants of a training run, by name: which saved tensors are folded, and how.
 
 plain          nothing is folded
+exact          bits=None: only what stays exact is folded
 fixed-N        one width of N bits everywhere
 adaptive-N     N bits on average, by a plan made during training; N need not be whole
 ratio-R        the same, with 1/R of the bytes that autograd alone would hold
@@ -23,6 +24,7 @@ from backfold import codecs
 LEVELS = ["actnn-L1", "actnn-L2", "actnn-L3", "pooled", "division", "mesa", "exact-project"]
 FORMS = {
     "plain": r"plain",
+    "exact": r"exact",
     "fixed": r"fixed-(\d+)",
     "adaptive": r"adaptive-(\d+(?:\.\d+)?)",
     "ratio": r"ratio-(\d+(?:\.\d+)?)",
@@ -44,6 +46,8 @@ def options(name: str) -> dict:
             continue
         if kind == "plain":
             return {}
+        if kind == "exact":
+            return {"bits": None}
         if kind == "fixed":
             return {"bits": int(found[1]), "adaptive": False}
         if kind == "adaptive":
@@ -57,8 +61,8 @@ def options(name: str) -> dict:
         codec = codecs.Project(int(found[1]), int(found[2]))
         return {"bits": None, "codec": {torch.nn.Linear: codec}}
     raise ValueError(
-        f"{name!r} is none of plain, fixed-N, adaptive-N, ratio-R, pool-N, pool-N+B, project-R+B, "
-        f"{', '.join(LEVELS)}, or stored- before one of these"
+        f"{name!r} is none of plain, exact, fixed-N, adaptive-N, ratio-R, pool-N, pool-N+B, "
+        f"project-R+B, {', '.join(LEVELS)}, or stored- before one of these"
     )
 
 

@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterable
 import torch
 from architectures import MobileNetLike, SwinLike
 from datasets import cifar10, cora, normalised, shakespeare, sst2
-from networks import CharacterGpt, GraphAttentionNetwork, ResNet18, minilm
+from graph_networks import GraphAttentionNetwork
+from networks import CharacterGpt, ResNet18, minilm
 from torch import Tensor, nn
 from torch.nn import functional
 

@@ -2,15 +2,20 @@
 """Largest batches in memory that is nearly full, and how fast they train.
 
     bench/run cap                       ResNet-50, Swin-T and BERT-large (128 tokens), 16 GB
+    bench/run cap --expandable          folded modes also with defragment=True
     bench/run cap resnet50 --gb 24      one of them, with more memory
     bench/run cap --modes plain exact fold
     bench/run cap --tiny                tiny sizes on the CPU, to check that it all still runs
 
 The cap is torch's own (set_per_process_memory_fraction); the optimizer is Adam. Each mode runs in a
-process of its own, so that none inherits the memory of another, and finds its largest batch by
-backfold.max_batch. Reserved is the most that torch took from the GPU; retries are allocations of
-steady steps that had to wait until cached memory was given back. The last columns are the fastest
-batch without retries.
+process of its own, so that none inherits the memory of another, and finds its largest batch whose
+steady steps retry no allocation, by backfold.max_batch; the last column says what the next larger
+one that was tried came to.
+
+`peak / cap` is what is allocated; `reserved / peak` is 1 if nothing is lost to fragments;
+`first / steady` compares the first four steps (measurement and first plan among them) with those
+after them. Plain's best speed, of all its batches, is what `/ plain's` divides samples per second
+by.
 """
 
 import argparse
@@ -19,37 +24,56 @@ import contextlib
 import json
 import multiprocessing
 import pathlib
+import time
+import typing
 
 import backfold
 import measure
 import torch
-from h200 import FOLDED
 from models import CAPPED, checkpointed
+from modes import FOLDED
 
 MODES = ["plain", "checkpoint", *FOLDED]
-START = {"resnet50": 64, "swin_t": 64, "bert": 16}
+# Batches that fit into 16 GB, plain and folded: the search goes on from there.
+START = {"resnet50": (96, 256), "swin_t": (72, 224), "bert": (24, 128)}
+IMPORTED = ["torch", "backfold", "torchvision", "transformers.models.bert.modeling_bert", "h200"]
 
 
-def largest(name: str, mode: str, gb: float, trials: int, tiny: bool) -> backfold.MaxBatch:
+class Task(typing.NamedTuple):
+    workload: str
+    mode: str
+    expandable: bool
+    gb: float
+    trials: int
+    tiny: bool
+
+    @property
+    def title(self) -> str:
+        return self.mode + (", expandable" if self.expandable else "")
+
+
+def largest(task: Task) -> backfold.MaxBatch:
     """Tries batches of one mode in this process."""
-    device = "cpu" if tiny else "cuda"
-    limit = int(gb * 1e9)
-    if not tiny:
+    device = "cpu" if task.tiny else "cuda"
+    limit = int(task.gb * 1e9)
+    if not task.tiny:
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
         total = torch.cuda.get_device_properties(0).total_memory
         torch.cuda.set_per_process_memory_fraction(min(1.0, limit / total))
+    if task.expandable:
+        backfold.Controller(defragment=True)  # before anything is allocated
 
     def make_step(batch: int):
         torch.manual_seed(7)
         with torch.device(device):
-            workload = CAPPED[name](tiny, batch)
+            workload = CAPPED[task.workload](task.tiny, batch)
         optimizer = torch.optim.Adam(workload.model.parameters(), lr=measure.LEARNING_RATE)
         scope = contextlib.nullcontext()
-        if mode in FOLDED:
-            scope = backfold.Controller(workload.model, **FOLDED[mode])
+        if task.mode in FOLDED:
+            scope = backfold.Controller(workload.model, **FOLDED[task.mode])
 
         def step() -> None:
-            with checkpointed(workload) if mode == "checkpoint" else contextlib.nullcontext():
+            with checkpointed(workload) if task.mode == "checkpoint" else contextlib.nullcontext():
                 with scope:
                     loss = workload.loss()
                 loss.backward()
@@ -61,30 +85,48 @@ def largest(name: str, mode: str, gb: float, trials: int, tiny: bool) -> backfol
     return backfold.max_batch(
         make_step,
         limit,
-        start=2 if tiny else START[name],
-        multiple=1 if tiny else 8,
-        trials=2 if tiny else trials,
+        start=2 if task.tiny else START[task.workload][task.mode != "plain"],
+        multiple=1 if task.tiny else 8,
+        trials=2 if task.tiny else task.trials,
+        retries=False,
         device=device,
     )
 
 
-def summary(mode: str, found: backfold.MaxBatch, plain: backfold.MaxBatch) -> str:
-    """A row of the table: the largest batch, and the fastest without retries."""
+HEADING = (
+    f"  {'':20}{'batch':>7}{'/ plain':>9}{'samples/s':>11}{'/ plain':>9}{'peak / cap':>12}"
+    f"{'reserved / peak':>17}{'first / steady':>16}  next"
+)
+
+
+def outcome(found: backfold.MaxBatch) -> str:
+    """What became of the smallest batch above the largest that fits."""
+    above = [one for one in found.candidates if one.batch > found.batch]
+    if not above:
+        return "-"
+    one = min(above, key=lambda one: one.batch)
+    if one.peak_bytes is None:
+        return f"{one.batch}: out of memory"
+    if one.retries:
+        return f"{one.batch}: {one.retries} retries, {one.samples_per_second:,.0f}/s"
+    return f"{one.batch}: above the cap"
+
+
+def row(title: str, found: backfold.MaxBatch, plain: backfold.MaxBatch, cap: float) -> str:
     best = next(one for one in found.candidates if one.batch == found.batch)
-    steady = [one for one in found.candidates if one.fits and not one.retries]
-    fastest = max(steady or [best], key=lambda one: one.samples_per_second)
-    reserved = "-" if best.reserved_bytes is None else f"{best.reserved_bytes / measure.MIB:,.0f}"
+    speed = max(one.samples_per_second for one in plain.candidates if one.fits)
+    reserved = "-" if best.reserved_bytes is None else best.reserved_bytes / best.peak_bytes
     return (
-        f"  {mode:12}{best.batch:>7}{best.batch / plain.batch:>9.2f}"
-        f"{best.samples_per_second:>11,.0f}{best.peak_bytes / measure.MIB:>11,.0f}{reserved:>11}"
-        f"{best.retries:>9}{fastest.batch:>9}{fastest.samples_per_second:>11,.0f}"
+        f"  {title:20}{best.batch:>7}{best.batch / plain.batch:>9.2f}"
+        f"{best.samples_per_second:>11,.0f}{best.samples_per_second / speed:>9.2f}"
+        f"{best.peak_bytes / cap:>12.3f}{reserved if reserved == '-' else f'{reserved:.3f}':>17}"
+        f"{best.peak_bytes / best.steady_bytes:>16.3f}  {outcome(found)}"
     )
 
 
-HEADING = (
-    f"  {'':12}{'batch':>7}{'/ plain':>9}{'samples/s':>11}{'peak MiB':>11}{'reserved':>11}"
-    f"{'retries':>9}{'fastest':>9}{'samples/s':>11}"
-)
+def in_a_process(context: multiprocessing.context.BaseContext, task: Task) -> backfold.MaxBatch:
+    with concurrent.futures.ProcessPoolExecutor(1, mp_context=context) as pool:
+        return pool.submit(largest, task).result()
 
 
 def main() -> None:
@@ -92,33 +134,39 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("workloads", nargs="*", choices=[[], *CAPPED], default=[])
+    parser.add_argument("--modes", nargs="+", choices=MODES, default=["plain", "fold"])
     parser.add_argument(
-        "--modes", nargs="+", choices=MODES, default=["plain", "checkpoint", "fold"]
+        "--expandable", action="store_true", help="folded modes also with defragment=True"
     )
     parser.add_argument("--gb", type=float, default=16, help="of memory, 10^9 bytes each")
-    parser.add_argument("--trials", type=int, default=12, help="batches to try for each mode")
+    parser.add_argument("--trials", type=int, default=8, help="batches to try for each mode")
     parser.add_argument("--json", type=pathlib.Path, help="also write all figures here")
     parser.add_argument("--tiny", action="store_true", help="tiny sizes on the CPU")
     arguments = parser.parse_args()
     if not arguments.tiny and not torch.cuda.is_available():
         parser.error("torch sees no GPU here; --tiny runs on the CPU")
+    # Its children start with these modules imported, and without a CUDA context.
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(IMPORTED)
     modes = ["plain", *(mode for mode in arguments.modes if mode != "plain")]
+    rows = [(mode, False) for mode in modes]
+    if arguments.expandable:
+        rows += [(mode, True) for mode in modes if mode in FOLDED]
     results: dict[str, dict[str, dict]] = {}
     for name in arguments.workloads or CAPPED:
+        start = time.perf_counter()
         found: dict[str, backfold.MaxBatch] = {}
-        for mode in modes:
-            print(f"{name}, {mode}, {arguments.gb:g} GB", flush=True)
-            with concurrent.futures.ProcessPoolExecutor(
-                1, mp_context=multiprocessing.get_context("spawn")
-            ) as pool:
-                task = (name, mode, arguments.gb, arguments.trials, arguments.tiny)
-                found[mode] = pool.submit(largest, *task).result()
+        for mode, expandable in rows:
+            task = Task(name, mode, expandable, arguments.gb, arguments.trials, tiny=arguments.tiny)
+            print(f"{name}, {task.title}, {arguments.gb:g} GB", flush=True)
+            found[task.title] = in_a_process(context, task)
         print(f"{name}, {arguments.gb:g} GB, Adam", HEADING, sep="\n")
-        for mode, one in found.items():
-            print(summary(mode, one, found["plain"]), flush=True)
+        for title, one in found.items():
+            print(row(title, one, found["plain"], arguments.gb * 1e9))
+        print(f"  ({time.perf_counter() - start:.0f} s)", flush=True)
         results[name] = {
-            mode: {"batch": one.batch, "candidates": [c._asdict() for c in one.candidates]}
-            for mode, one in found.items()
+            title: {"batch": one.batch, "candidates": [c._asdict() for c in one.candidates]}
+            for title, one in found.items()
         }
         if arguments.json:  # after each workload, so that an interrupted run keeps its results
             arguments.json.write_text(json.dumps(results, indent=1) + "\n")

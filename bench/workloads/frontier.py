@@ -4,12 +4,14 @@
     bench/run frontier                      Llama 1.1B, GPT-2 medium, BERT-large, ResNet-50 on a GPU
     bench/run frontier llama --budgets 4    one of them, four budgets
     bench/run frontier --exact              bits=None: tensors are made again, none is rounded
+    bench/run frontier --peak               targets are peaks of a step, not what is held
     bench/run frontier --tiny               tiny sizes on the CPU
     bench/run frontier --json F --plot P    also writes every row, and a plot (needs matplotlib)
 
 Plain runs first, then checkpointing of every block and of every second one, then the default
 settings (or bits=None alone), then budgets, spaced evenly by ratio from what these hold down to an
-eighth of it; one that is impossible is named with the lowest possible. Held is what forward leaves
+eighth of it; one that is impossible is named with the lowest possible. With --peak, what a step
+takes besides is added to each. Held is what forward leaves
 allocated, peak the most allocated in a step: by the allocator's count on a GPU, by the profiler's
 on a CPU, in a step of its own. Time is the median of some steps on a GPU, the fastest of them on
 one thread of a CPU.
@@ -30,7 +32,7 @@ from models import BUILDERS, Workload, checkpointed
 
 NAMES = ["llama", "gpt2", "bert", "resnet50"]
 LEAST = 1 / 8  # of what is held without a budget
-PROBED = 3  # steps after which plans are made and, where products were added, made again
+PROBED = 5  # steps after which plans are made and, where products were added, made again
 
 
 class Row(typing.NamedTuple):
@@ -115,14 +117,19 @@ def run(name: str, arguments: argparse.Namespace) -> dict:
             add(mode, contextlib.nullcontext)
     fold = backfold.Controller(workload.model, **exact, **small)
     add("bits=None" if arguments.exact else "default", lambda: fold, fold)
-    held = fold.report().to_dict()["held_bytes"]
+    report = fold.report().to_dict()
+    held = report["held_bytes"]
+    taken = report["timeline"]["peak"]["folded"]["bytes"]  # what a CPU's peak counts
+    if device == "cuda":
+        taken = round(rows[-1].peak_mib * measure.MIB)
+    kind, besides = ("peak", taken - held) if arguments.peak else ("budget", 0)
     del fold
     for i in range(arguments.budgets):
-        budget = round(held * LEAST ** ((i + 1) / arguments.budgets))
+        target = besides + round(held * LEAST ** ((i + 1) / arguments.budgets))
         gc.collect()
-        fold = backfold.Controller(workload.model, budget=budget, **exact, **small)
+        fold = backfold.Controller(workload.model, **{kind: target}, **exact, **small)
         try:
-            add(f"budget {budget / measure.MIB:,.2f} MiB", lambda fold=fold: fold, fold)
+            add(f"{kind} {target / measure.MIB:,.2f} MiB", lambda fold=fold: fold, fold)
         except ValueError as error:
             refused.append(str(error))
             print(f"  {error}")
@@ -144,18 +151,18 @@ def plot(results: list[dict], path: str) -> None:
     figure, axes = pyplot.subplots(1, len(results), figsize=(4.5 * len(results), 4), squeeze=False)
     for axis, result in zip(axes[0], results, strict=True):
         plain = result["rows"][0]
-        for group, marker in (("checkpoint", "s"), ("budget", "o"), ("", "x")):
+        for group, marker in (("checkpoint", "s"), ("budget", "o"), ("peak", "o"), ("", "x")):
             rows = [
                 row
                 for row in result["rows"]
                 if row["mode"].startswith(group)
-                and (group or not row["mode"].startswith(("checkpoint", "budget")))
+                and (group or not row["mode"].startswith(("checkpoint", "budget", "peak")))
             ]
             axis.plot(
                 [row["peak_mib"] for row in rows],
                 [row["step_ms"] / plain["step_ms"] for row in rows],
                 marker=marker,
-                linestyle="-" if group == "budget" else "",
+                linestyle="-" if marker == "o" else "",
                 label=group or "no budget",
             )
         axis.set(title=result["name"], xlabel="peak, MiB", ylabel="step / plain")
@@ -173,6 +180,7 @@ def main() -> None:
     parser.add_argument("workloads", nargs="*", metavar="workload", help=", ".join(NAMES))
     parser.add_argument("--tiny", action="store_true", help="tiny sizes on the CPU")
     parser.add_argument("--exact", action="store_true", help="bits=None")
+    parser.add_argument("--peak", action="store_true", help="targets are peaks of a step")
     parser.add_argument("--budgets", type=int, default=10)
     parser.add_argument("--steps", type=int, default=8, help="that are timed")
     parser.add_argument("--json", type=pathlib.Path, help="file for every row")

@@ -29,6 +29,8 @@ def free(device: str) -> None:
     if device == "cuda":
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
+        if hasattr(torch._C, "_host_emptyCache"):
+            torch._C._host_emptyCache()  # what save_on_cpu has pinned
         torch.cuda.reset_peak_memory_stats()
 
 

@@ -25,13 +25,13 @@ class Workload(typing.NamedTuple):
 
 
 @contextlib.contextmanager
-def checkpointed(workload: Workload, every: int = 1) -> Iterator[None]:
-    """Runs every block, or every `every`th, under non-reentrant checkpointing."""
+def checkpointed(workload: Workload, every: int = 1, **options: typing.Any) -> Iterator[None]:
+    """Runs every block, or every `every`th, under non-reentrant checkpointing with the options."""
     blocks = [m for m in workload.model.modules() if type(m).__name__ == workload.block][::every]
     if not blocks:
         raise ValueError(f"{workload.title}: no block to checkpoint")
     for block in blocks:
-        block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)
+        block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False, **options)
     try:
         yield
     finally:
@@ -63,6 +63,40 @@ def swin_t(tiny: bool, batch: int = 0) -> Workload:
     batch = batch or usual
     title = f"Swin-T, {batch}x3x{size}x{size}, TF32"
     return image_classifier(title, torchvision.models.swin_t(), batch, size, "SwinTransformerBlock")
+
+
+def vit_b(tiny: bool) -> Workload:
+    import torchvision
+
+    batch, size = (2, 64) if tiny else (64, 224)
+    model = torchvision.models.VisionTransformer(
+        image_size=size,
+        patch_size=16,
+        num_layers=2 if tiny else 12,
+        num_heads=4 if tiny else 12,
+        hidden_dim=64 if tiny else 768,
+        mlp_dim=256 if tiny else 3072,
+    )
+    title = f"ViT-B/16, {batch}x3x{size}x{size}, TF32"
+    return image_classifier(title, model, batch, size, "EncoderBlock")
+
+
+def diffusion(tiny: bool) -> Workload:
+    """The error of the predicted noise, at a random step for each image."""
+    from unet import Unet
+
+    batch, size, base, multiples = (2, 16, 32, (1, 2)) if tiny else (32, 64, 128, (1, 2, 2, 4))
+    model = Unet(base, multiples, size, attends_to=8 if tiny else 16).train()
+    images, noise = torch.randn(2, batch, 3, size, size)
+    steps = torch.randint(0, 1000, (batch,))
+    kept = torch.cos(steps / 1000 * torch.pi / 2)[:, None, None, None]  # share of the image
+    noisy = kept * images + (1 - kept.square()).sqrt() * noise
+    return Workload(
+        f"diffusion U-Net of {base} channels, {batch}x3x{size}x{size}, TF32",
+        model,
+        lambda: functional.mse_loss(model(noisy, steps), noise),
+        block="Stage",
+    )
 
 
 def bert(tiny: bool, batch: int = 0, *, attention: str, tokens: int = 256) -> Workload:
@@ -111,8 +145,10 @@ def gpt2(tiny: bool, autocast: bool) -> Workload:
     return Workload(f"GPT-2 medium, {batch}x{length}, {precision}", model, loss, block="GPT2Block")
 
 
-def llama(tiny: bool) -> Workload:
+def llama(tiny: bool, *, adapted: bool = False) -> Workload:
+    """`adapted` freezes the weights and trains low-rank adapters of all linear layers."""
     import transformers
+    from lora import adapt, train_inputs
 
     batch, length = (2, 64) if tiny else (4, 4096)
     config = transformers.LlamaConfig(
@@ -126,12 +162,43 @@ def llama(tiny: bool) -> Workload:
         attn_implementation="sdpa",
     )
     model = transformers.LlamaForCausalLM(config).to(torch.bfloat16).train()
+    if adapted:
+        attention = ["q_proj", "k_proj", "v_proj", "o_proj"]
+        adapt(model, [*attention, "gate_proj", "up_proj", "down_proj"])
+        train_inputs(model)
     ids = torch.randint(0, config.vocab_size, (batch, length))
     return Workload(
-        f"Llama 1.1B, {batch}x{length}, bf16 weights",
+        f"Llama 1.1B, {batch}x{length}, bf16 weights" + (", LoRA of rank 16" if adapted else ""),
         model,
         lambda: model(input_ids=ids, labels=ids, use_cache=False).loss,
         block="LlamaDecoderLayer",
+    )
+
+
+def mixtral(tiny: bool) -> Workload:
+    import transformers
+
+    batch, length = (2, 64) if tiny else (4, 2048)
+    config = transformers.MixtralConfig(
+        vocab_size=512 if tiny else 32000,
+        hidden_size=64 if tiny else 1024,
+        intermediate_size=96 if tiny else 2048,
+        num_hidden_layers=2 if tiny else 8,
+        num_attention_heads=4 if tiny else 16,
+        num_key_value_heads=2 if tiny else 8,
+        num_local_experts=8,
+        num_experts_per_tok=2,
+        max_position_embeddings=length,
+        output_router_logits=True,  # the loss that balances the experts
+        attn_implementation="sdpa",
+    )
+    model = transformers.MixtralForCausalLM(config).to(torch.bfloat16).train()
+    ids = torch.randint(0, config.vocab_size, (batch, length))
+    return Workload(
+        f"Mixtral of {config.num_hidden_layers} layers, 8 experts, {batch}x{length}, bf16 weights",
+        model,
+        lambda: model(input_ids=ids, labels=ids, use_cache=False).loss,
+        block="MixtralDecoderLayer",
     )
 
 
@@ -172,6 +239,10 @@ BUILDERS: dict[str, Callable[[bool], Workload]] = {
     "llama": llama,
     "gcn": gcn,
     "gpt2_tf32": functools.partial(gpt2, autocast=False),
+    "vit_b": vit_b,
+    "diffusion": diffusion,
+    "mixtral": mixtral,
+    "llama_lora": functools.partial(llama, adapted=True),
 }
 
 CAPPED: dict[str, Callable[[bool, int], Workload]] = {

@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A picture of what bench/run h200 measured: step time against peak memory, both / plain.
+
+bench/workloads/plots.py steps.json steps.png
+"""
+
+import json
+import math
+import pathlib
+import sys
+
+COLUMNS = 4
+GROUPS = {  # how the modes look, by what they have in common
+    "Backfold": ("o", ["exact", "fold8", "fold", "fold3", "fold2"]),
+    "Backfold, offload": ("D", ["offload", "exact_offload"]),
+    "checkpoint": ("s", ["checkpoint", "selective"]),
+    "save_on_cpu": ("v", ["save_on_cpu"]),
+    "compile": ("^", ["compile", "compile_budget"]),
+}
+LABELS = {
+    "exact": "exact",
+    "fold8": "8",
+    "fold": "4",
+    "fold3": "3",
+    "fold2": "2",
+    "offload": "4",
+    "exact_offload": "exact",
+    "checkpoint": "all",
+    "selective": "selective",
+    "compile": "",
+    "compile_budget": "budget",
+}
+
+
+def points(modes: dict[str, dict[str, float]], names: list[str]) -> list[tuple[str, float, float]]:
+    """Name, peak / plain and step / plain of those that were measured."""
+    plain = modes.get("plain", {})
+    return [
+        (
+            name,
+            modes[name]["peak_mib"] / plain["peak_mib"],
+            modes[name]["step_ms"] / plain["step_ms"],
+        )
+        for name in names
+        if "peak_mib" in plain and "peak_mib" in modes.get(name, {})
+    ]
+
+
+def plot(content: dict, path: pathlib.Path) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    workloads = [one for one in content["workloads"] if "peak_mib" in one["modes"].get("plain", {})]
+    if not workloads:
+        raise ValueError("nothing to plot: no workload has a peak, which is measured on a GPU only")
+    columns = min(COLUMNS, len(workloads))
+    rows = math.ceil(len(workloads) / columns)
+    figure, axes = pyplot.subplots(
+        rows, columns, figsize=(3.6 * columns, 3.2 * rows), squeeze=False
+    )
+    for axis in axes.flat[len(workloads) :]:
+        axis.set_visible(False)
+    for axis, one in zip(axes.flat, workloads, strict=False):
+        axis.plot([1], [1], "k*", label="plain")
+        for label, (marker, names) in GROUPS.items():
+            found = points(one["modes"], names)
+            line = "-" if label == "Backfold" else ""
+            axis.plot([x for _, x, _ in found], [y for *_, y in found], marker + line, label=label)
+            for name, x, y in found:
+                text = LABELS.get(name, "")
+                axis.annotate(text, (x, y), (3, 3), textcoords="offset points", fontsize=7)
+        axis.set_yscale("log")
+        axis.yaxis.set_major_formatter("{x:g}")
+        axis.yaxis.set_minor_formatter("{x:g}")
+        axis.tick_params(labelsize=7, which="both")
+        axis.set(title=one["name"], xlabel="peak / plain")
+        axis.set_xlim(left=0)
+    for row in axes:
+        row[0].set_ylabel("step / plain")
+    handles, labels = axes.flat[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="upper center", ncols=len(labels), fontsize=8)
+    figure.tight_layout(rect=(0, 0, 1, 0.96))
+    figure.savefig(path, dpi=150)
+
+
+def main() -> None:
+    if len(sys.argv) != 3:
+        sys.exit(__doc__)
+    source, target = map(pathlib.Path, sys.argv[1:])
+    plot(json.loads(source.read_text()), target)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The smallest versions of the runs behind the figures of documents, and the check of these."""
+
+import importlib.machinery
+import importlib.util
+import json
+import os
+import pathlib
+import random
+import subprocess
+import sys
+import types
+
+import numpy
+import pytest
+
+pytest.importorskip("tqdm")
+
+ROOT = pathlib.Path(__file__).parents[2]
+COST = {"step_ms": 1.0, "held_mib": 8.0, "peak_mib": 16.0}
+
+
+def run(script: str, *options: object) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, str(ROOT / script), *map(str, options)]
+    return subprocess.run(command, capture_output=True, text=True, env=environment)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> pathlib.Path:
+    """A small graph in Cora's format, with a text beside it."""
+    folder = tmp_path_factory.mktemp("data")
+    draw = numpy.random.default_rng(3)
+    nodes, features = 60, 40
+    numpy.savez(
+        folder / "cora.npz",
+        num_nodes=nodes,
+        num_features=features,
+        feature_row=draw.integers(nodes, size=300),
+        feature_col=draw.integers(features, size=300),
+        feature_value=numpy.ones(300, numpy.float32),
+        edge_index=draw.integers(nodes, size=(2, 200)),
+        label=draw.integers(7, size=nodes),
+        train_idx=numpy.arange(0, nodes, 2),
+        test_idx=numpy.arange(1, nodes, 2),
+    )
+    letters = random.Random(3).choices("to be or not", k=4000)
+    (folder / "tinyshakespeare.txt").write_text("".join(letters))
+    return folder
+
+
+def evidence(data: pathlib.Path, out: pathlib.Path, *options: object):
+    return run("bench/accuracy/evidence.py", "--data", data, "--out", out, "--tiny", *options)
+
+
+def test_trainings_are_kept_and_not_repeated(data, tmp_path):
+    tasks = ["--tasks", "cora-gcn", "text-gpt", "--variants", "plain", "exact"]
+    done = evidence(data, tmp_path, *tasks)
+    assert done.returncode == 0, done.stderr
+    for name in ("cora-gcn", "text-gpt"):
+        content = json.loads((tmp_path / f"{name}.json").read_text())
+        assert content["failed"] == []
+        plain, exact = sorted(content["runs"], key=lambda one: one["variant"] != "plain")
+        assert (plain["variant"], plain["seed"]) == ("plain", 0)
+        assert (exact["score"], exact["loss"]) == (plain["score"], plain["loss"])
+        assert exact["kept"] < plain["kept"] == 1.0
+
+    path = tmp_path / "cora-gcn.json"
+    first = json.loads(path.read_text())["runs"]
+    done = evidence(data, tmp_path, "--tasks", "cora-gcn", "--variants", "plain", "adaptive-2")
+    assert done.returncode == 0, done.stderr
+    runs = json.loads(path.read_text())["runs"]
+    assert runs[:2] == first  # seconds included: not run again
+    assert [one["variant"] for one in runs[2:]] == ["adaptive-2"]
+
+
+def test_missing_data_are_named(tmp_path):
+    done = evidence(tmp_path, tmp_path, "--tasks", "cora-gat")
+    assert done.returncode == 1
+    assert f"cora.npz not found in '{tmp_path}'" in done.stderr
+
+
+def test_steps_have_every_mode_and_keep_gradients(tmp_path):
+    path = tmp_path / "steps.json"
+    modes = ["exact", "fold2", "checkpoint", "selective", "save_on_cpu"]
+    options = ["diffusion", "--tiny", "--steps", 1, "--modes", *modes, "--json", path]
+    done = run("bench/workloads/h200.py", *options)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (workload,) = json.loads(path.read_text())["workloads"]
+    assert (workload["name"], workload["failed"]) == ("diffusion", [])
+    assert list(workload["modes"]) == ["plain", *modes]
+    assert all(cost["step_ms"] > 0 for cost in workload["modes"].values())
+    assert workload["modes"]["fold2"]["held_mib"] < workload["modes"]["exact"]["held_mib"]
+    errors = {mode: found["gradient_error"] for mode, found in workload["faith"].items()}
+    assert errors["exact"] == 0 < errors["fold2"]
+
+
+# ---- The check of documents --------------------------------------------------------------------
+
+
+@pytest.fixture
+def check(tmp_path) -> types.ModuleType:
+    """scripts/evidence, with a folder of results of its own."""
+    path = str(ROOT / "scripts" / "evidence")
+    loader = importlib.machinery.SourceFileLoader("evidence_script", path)
+    module = importlib.util.module_from_spec(importlib.util.spec_from_loader(loader.name, loader))
+    loader.exec_module(module)
+    module.FOLDER = tmp_path
+    workloads = [
+        {"name": name, "modes": {"plain": COST, "fold": fold}, "failed": ["exact"]}
+        for name, fold in (
+            ("bert", {"step_ms": 1.1, "held_mib": 2.0, "peak_mib": 4.0}),
+            ("gcn", {"step_ms": 1.25, "held_mib": 1.0, "peak_mib": 12.0}),
+        )
+    ]
+    (tmp_path / "steps.json").write_text(json.dumps({"workloads": workloads}))
+    runs = [
+        {"variant": name, "seed": seed, "score": score, "loss": 0.5, "kept": kept}
+        for seed, plain in enumerate((80.0, 82.0))
+        for name, score, kept in (("plain", plain, 1.0), ("fixed-2", plain - 1.25, 0.1))
+    ]
+    (tmp_path / "trained.json").write_text(json.dumps({"runs": runs}))
+    return module
+
+
+@pytest.mark.parametrize(
+    "asked, written",
+    [
+        ("steps bert fold.step", "1.10"),
+        ("steps * fold.step percent", "10 to 25"),
+        ("steps * fold.held/plain less", "75 to 88"),
+        ("steps bert plain.peak/fold short", "4.0"),
+        ("steps bert exact.step", "not measured yet"),
+        ("trained fixed-2 difference", "-1.25"),
+        ("trained fixed-2 kept", "0.100"),
+        ("trained adaptive-2 difference", "not measured yet"),
+        ("nothing bert fold.step", "not measured yet"),
+    ],
+)
+def test_a_figure_in_a_sentence_comes_from_its_file(check, asked, written):
+    begin, end = f"takes <!--= {asked} -->", "<!--=--> here"
+    assert check.fresh_text(f"{begin}7.77{end}") == f"{begin}{written}{end}"
+
+
+def test_tables_say_what_failed_and_what_is_missing(check):
+    text = "<!-- evidence: {} -->\nold\n<!-- end of evidence -->"
+    table = check.fresh_text(text.format("steps fold.step exact.peak stored.peak"))
+    assert "| 1.10 | failed | - |" in table
+    table = check.fresh_text(text.format("trained"))
+    assert "| fixed-2 | 2 | 79.75 +- 1.41 | -1.25 | 0.5000 | 0.100 |" in table
+    assert "Not measured yet." in check.fresh_text(text.format("nothing fold.step"))
+
+
+def test_a_table_of_figures_names_its_command(check):
+    table = "## Speed\n\n| a | b |\n|---|---|\n| 1.25 | 3,100 |\n| 1.50 | 2.75 |\n"
+    assert check.nameless_tables(table) == [3]
+    assert check.nameless_tables(table + "\n(`bench/run cpu`)\n") == []
+    assert check.nameless_tables(table.replace("1.25", "one").replace("3,100", "two")) == []
+
+
+def test_the_picture_shows_what_was_measured(check, tmp_path):
+    pytest.importorskip("matplotlib")
+    done = run("bench/workloads/plots.py", tmp_path / "steps.json", tmp_path / "steps.png")
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "steps.png").read_bytes().startswith(b"\x89PNG")
