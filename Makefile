@@ -8,7 +8,7 @@
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .PHONY: help test test-core test-asan test-asan-torch test-fuzz test-python package wheel sdist demo demo-core \
-  bench lint format clean
+  bench docs lint format clean
 
 JOBS ?= $(shell nproc)
 ARGS ?=
@@ -28,8 +28,10 @@ CTEST = ctest --parallel $(JOBS) --preset
 SOURCES = git ls-files -z --cached --others --exclude-standard --deduplicate
 CXX_FILES = $(SOURCES) -- '*.cpp' '*.h' '*.cu' '*.cuh' | xargs -0 --no-run-if-empty
 PYTHON_FILES = python tests/python examples/python bench/run bench/format_errors bench/host_cost.py \
-  bench/compiled.py bench/offload.py bench/workloads bench/plans bench/accuracy bench/codecs bench/zoo scripts/check_text \
-  scripts/derivative_tables scripts/evidence scripts/mutate scripts/report_picture scripts/torch_cuda
+  bench/host_instructions.py bench/compiled.py bench/offload.py bench/workloads bench/plans bench/accuracy bench/codecs \
+  bench/zoo docs/site \
+  scripts/check_links scripts/check_text scripts/derivative_tables scripts/evidence scripts/mutate \
+  scripts/report_picture scripts/torch_cuda
 
 help:
 	@echo 'make demo ARGS=...     train two models, plain and folded; print memory, time and accuracy'
@@ -45,6 +47,7 @@ help:
 	@echo 'make wheel             a wheel in dist/, for the Python and the torch of .venv'
 	@echo 'make sdist             the source distribution in dist/, which pip builds for the torch it finds'
 	@echo 'make bench ARGS=...    benchmarks; ARGS goes to bench/run'
+	@echo 'make docs              the documentation site, in build/docs'
 	@echo 'make lint              formatting and static checks'
 	@echo 'make format            rewrite sources the way make lint wants them'
 	@echo 'make clean             delete build/ (.venv stays)'
@@ -111,11 +114,18 @@ demo-core:
 	$(CMAKE_BUILD) release --target examples/cpp/widths
 	build/release/examples/cpp/widths
 
-bench: $(if $(filter host h200 probes cap frontier ddp offload,$(firstword $(ARGS))),package)
+bench: $(if $(filter host h200 probes cap frontier ddp offload evidence,$(firstword $(ARGS))),package)
 	@scripts/setup build bench
 	cmake --preset release -DBACKFOLD_BENCH=ON
 	$(CMAKE_BUILD) release
 	bench/run $(ARGS)
+
+# The references come from the docstrings of the package and from the comments of the headers.
+docs: PACKAGE_PARTS = docs
+docs: package
+	doxygen docs/site/Doxyfile
+	$(PYTHON) -m sphinx --quiet --fail-on-warning --keep-going --conf-dir docs/site docs build/docs
+	@echo 'build/docs/index.html'
 
 lint:
 	@scripts/setup lint
@@ -123,6 +133,7 @@ lint:
 	$(PYTHON) -m ruff check $(PYTHON_FILES)
 	$(PYTHON) -m ruff format --check $(PYTHON_FILES)
 	scripts/check_text
+	$(PYTHON) scripts/check_links
 	scripts/evidence
 
 format:

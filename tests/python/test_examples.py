@@ -87,6 +87,15 @@ def test_timm():
     assert held(done.stdout) < 0.15 and "the average is right on" in done.stdout
 
 
+def test_break_even(run):
+    output = run("break_even.py", "--tiny", "--repeats", 1, "--device", "cpu")
+    tensors, steps = output.split("a step of a transformer")
+    assert re.search(r"^ +4,096 +16,384 +2,176 ", tensors, re.MULTILINE)
+    memory = re.search(r"^ +64 +256 +\S+ +\S+ +(\S+) +\S+ +(\S+) ", steps, re.MULTILINE)
+    exact, default = map(float, memory.groups())
+    assert default < exact < 1
+
+
 MISSING = {
     "timm_vit.py": ("timm", "needs timm and torchvision"),
     "graph.py": ("torch_geometric.nn", "needs torch-geometric: pip install"),
