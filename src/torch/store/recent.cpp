@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <mutex>
+#include <utility>
 #include <vector>
 
 namespace backfold::torch_layer {
@@ -40,9 +41,12 @@ Recent take(All& all, Which which) {
 
 void keep_recent(const void* owner, const c10::Storage& storage) {
   Recent same, oldest;
+  // Copied before the lock is taken: a copy of what Python has seen may wait for Python's lock,
+  // whose owner may be collecting garbage, and wait in drop_recent().
+  Recent added{owner, storage};
   const std::lock_guard lock(all().mutex);
   same = take(all(), [&](const Recent& one) { return one.owner == owner; });
-  all().entries.push_back({owner, storage});
+  all().entries.push_back(std::move(added));
   const auto of_device = [&](const Recent& one) {
     return one.storage.device() == storage.device();
   };
