@@ -5,6 +5,7 @@
     bench/run cap --expandable          folded modes also with defragment=True
     bench/run cap resnet50 --gb 24      one of them, with more memory
     bench/run cap --modes plain exact fold
+    bench/run cap bert --modes offload checkpoint checkpoint_fold
     bench/run cap --tiny                tiny sizes on the CPU, to check that it all still runs
 
 The cap is torch's own (set_per_process_memory_fraction); the optimizer is Adam. Each mode runs in a
@@ -12,7 +13,8 @@ process of its own, so that none inherits the memory of another, and finds its l
 steady steps retry no allocation, by backfold.max_batch; the last column says what the next larger
 one that was tried came to.
 
-`peak / cap` is what is allocated; `reserved / peak` is 1 if nothing is lost to fragments;
+`checkpoint_fold` is the level paper-CB2: every block checkpointed, and what its checkpoints keep
+folded. `peak / cap` is what is allocated; `reserved / peak` is 1 if nothing is lost to fragments;
 `first / steady` compares the first four steps (measurement and first plan among them) with those
 after them. Plain's best speed, of all its batches, is what `/ plain's` divides samples per second
 by.
@@ -33,6 +35,8 @@ import torch
 from models import CAPPED, checkpointed
 from modes import FOLDED
 
+FOLDED = {**FOLDED, "checkpoint_fold": {"level": "paper-CB2"}}
+CHECKPOINTED = ("checkpoint", "checkpoint_fold")
 MODES = ["plain", "checkpoint", *FOLDED]
 # Batches that fit into 16 GB, plain and folded: the search goes on from there.
 START = {"resnet50": (96, 256), "swin_t": (72, 224), "bert": (24, 128)}
@@ -73,7 +77,8 @@ def largest(task: Task) -> backfold.MaxBatch:
             scope = backfold.Controller(workload.model, **FOLDED[task.mode])
 
         def step() -> None:
-            with checkpointed(workload) if task.mode == "checkpoint" else contextlib.nullcontext():
+            again = task.mode in CHECKPOINTED
+            with checkpointed(workload) if again else contextlib.nullcontext():
                 with scope:
                     loss = workload.loss()
                 loss.backward()

@@ -8,13 +8,13 @@
     bench/run frontier --tiny               tiny sizes on the CPU
     bench/run frontier --json F --plot P    also writes every row, and a plot (needs matplotlib)
 
-Plain runs first, then checkpointing of every block and of every second one, then the default
-settings (or bits=None alone), then budgets, spaced evenly by ratio from what these hold down to an
-eighth of it; one that is impossible is named with the lowest possible. With --peak, what a step
-takes besides is added to each. Held is what forward leaves
-allocated, peak the most allocated in a step: by the allocator's count on a GPU, by the profiler's
-on a CPU, in a step of its own. Time is the median of some steps on a GPU, the fastest of them on
-one thread of a CPU.
+Plain runs first, then checkpointing of every block, of every second one, and of every block but for
+its matrix products (selective), then the default settings (or bits=None alone), then budgets,
+spaced evenly by ratio from what these hold down to an eighth of it; one that is impossible is named
+with the lowest possible. With --peak, what a step takes besides is added to each. Held is what
+forward leaves allocated, peak the most allocated in a step: by the allocator's count on a GPU, by
+the profiler's on a CPU, in a step of its own. Time is the median of some steps on a GPU, the
+fastest of them on one thread of a CPU.
 """
 
 import argparse
@@ -29,6 +29,7 @@ import backfold
 import measure
 import torch
 from models import BUILDERS, Workload, checkpointed
+from modes import selective
 
 NAMES = ["llama", "gpt2", "bert", "resnet50"]
 LEAST = 1 / 8  # of what is held without a budget
@@ -115,6 +116,8 @@ def run(name: str, arguments: argparse.Namespace) -> dict:
     for every, mode in ((1, "checkpoint"), (2, "checkpoint, every 2nd")):
         with checkpointed(workload, every):
             add(mode, contextlib.nullcontext)
+    with selective(workload):
+        add("checkpoint, selective", contextlib.nullcontext)
     fold = backfold.Controller(workload.model, **exact, **small)
     add("bits=None" if arguments.exact else "default", lambda: fold, fold)
     report = fold.report().to_dict()
