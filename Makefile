@@ -77,7 +77,7 @@ test-python: PACKAGE_PARTS = tests demo browser
 test-python: PACKAGE_OPTIONS = ;BACKFOLD_TESTS=ON;BACKFOLD_EXAMPLES=ON
 test-python: package
 	ctest --test-dir $(PYTHON_BUILD) --parallel $(JOBS) --output-on-failure --no-tests=error
-	BACKFOLD_BUILD=$(CURDIR)/$(PYTHON_BUILD) $(PYTHON) -m pytest tests/python --numprocesses $(JOBS)
+	BACKFOLD_BUILD=$(CURDIR)/$(PYTHON_BUILD) $(PYTHON) -m pytest tests/python --numprocesses $(JOBS) --dist worksteal
 
 test-asan-torch:
 	@scripts/setup build tests python
