@@ -110,6 +110,7 @@ add_library(backfold_torch SHARED
   src/torch/reads/exact_ops_values.cpp
   src/torch/reads/norms.cpp
   src/torch/reads/recipes.cpp
+  src/torch/store/awaited.cpp
   src/torch/store/geometry.cpp
   src/torch/store/derive.cpp
   src/torch/store/derived.cpp

@@ -303,6 +303,9 @@ bool Offloader::look_ahead(const std::shared_ptr<Record>& record) {
   for (const auto& one : wanted) {
     const std::lock_guard lock(one->mutex);
     if (one->state != Record::State::kAway || one->tensor.defined()) continue;
+    // Somebody has it. To take part may wait for Python's lock, under which drop() may wait for
+    // this.
+    if (one->given && !one->given->expired()) continue;
     try {
       fetch(*one);
     } catch (const std::exception&) {  // whoever asks for it is told

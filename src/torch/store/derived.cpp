@@ -200,23 +200,17 @@ Derived::~Derived() {
   if (ran_) return;
   for (const Source& source : making_.sources)
     if (const auto* derived = std::get_if<std::shared_ptr<Derived>>(&source.kept))
-      (*derived)->lose_user();
+      (*derived)->awaited_.user_came();
 }
 
 void Derived::expect_user() {
   const std::lock_guard lock(mutex_);
-  if (making_.op->product && !original_) ++users_;
-}
-
-void Derived::lose_user() {
-  std::optional<c10::Storage> awaited;  // freed after the lock
-  const std::lock_guard lock(mutex_);
-  if (users_ > 0 && --users_ + expected_ == 0) std::swap(awaited, awaiting_);
+  if (making_.op->product && !original_) awaited_.add_user();
 }
 
 void Derived::save(const c10::Storage& storage) {
   const std::lock_guard lock(mutex_);
-  ++expected_;
+  awaited_.add_reader();
   original_.emplace(storage.getWeakStorageImpl());
   original_bytes_ = storage.nbytes();
 }
@@ -316,32 +310,26 @@ c10::Storage Derived::shared(bool share) {
 c10::Storage Derived::make() {
   const std::lock_guard lock(mutex_);
   const c10::Storage made = shared(true);
-  if (users_ > 0 && --users_ + expected_ == 0) {
-    awaiting_.reset();
-  } else if (effort_.products > 0) {
-    await_others(made);
-  } else if (expected_ > 0 && !kept_ && effort_.operators.size() >= kLongChain) {
+  if (awaited_.user_came().last) return made;
+  // Products are not to be run again for each who asks.
+  if (effort_.products > 0) {
+    if (!kept_) awaited_.keep(made);
+  } else if (awaited_.readers() > 0 && !kept_ && effort_.operators.size() >= kLongChain) {
     keep_recent(this, made);
   }
   return made;
 }
 
-void Derived::await_others(const c10::Storage& made) {
-  if (expected_ + users_ > 0 && !kept_ && !awaiting_) awaiting_ = made;
-}
-
 at::Tensor Derived::restore(const View& view, bool share) {
   const std::lock_guard lock(mutex_);
-  if (expected_ > 0) --expected_;
-  std::optional<c10::Storage> awaited;  // by this reader, the last
-  if (expected_ + users_ == 0) std::swap(awaited, awaiting_);
+  const Awaited::Came came = awaited_.reader_came();
   if (original_)
     if (auto storage = original_->lock(); storage && storage->nbytes() == original_bytes_)
       return tensor_at(c10::Storage(std::move(storage)), view, making_.type);
   const c10::Storage made = shared(share);
   if (effort_.products > 0) {
-    if (share) await_others(made);
-  } else if (expected_ == 0) {
+    if (share && !kept_) awaited_.keep(made);
+  } else if (came.last) {
     drop_recent(this);
   } else if (share && !kept_) {
     keep_recent(this, made);
@@ -357,7 +345,7 @@ void Derived::keep() {
   kept_ = shared(true);
   making_.sources.clear();
   making_.bits.reset();
-  awaiting_.reset();
+  awaited_.give_up();
 }
 
 void Derived::forget_original() {

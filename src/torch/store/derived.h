@@ -27,6 +27,7 @@
 #include "torch/capture/calls.h"
 #include "torch/capture/lap.h"
 #include "torch/capture/site.h"
+#include "torch/store/awaited.h"
 #include "torch/store/geometry.h"
 #include "torch/store/shared_packet.h"
 
@@ -188,10 +189,8 @@ class Derived {
   bool in_same_order(const View& view) const;
   std::optional<c10::Storage> run_in_one_pass() const;
 
-  // Products are not to be run again for each who asks: kept while more are expected.
-  void await_others(const c10::Storage& made);
+  // Whoever is made from it counts, while a product is not read itself.
   void expect_user();
-  void lose_user();
 
   Making making_;
   const Effort effort_;
@@ -202,10 +201,8 @@ class Derived {
   std::size_t original_bytes_ = 0;
   std::mutex mutex_;
   DecodedOnce made_;
-  int expected_ = 0;  // readers
-  int users_ = 0;     // of a product that nobody reads: others that are made from it
+  Awaited awaited_;  // has a lock of its own
   mutable bool ran_ = false;
-  std::optional<c10::Storage> awaiting_;
   std::optional<c10::Storage> kept_;
   std::optional<c10::Stream> kept_on_;
   Charge charge_;
