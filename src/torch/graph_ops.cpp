@@ -38,7 +38,7 @@ at::Tensor fold(const at::Tensor& input, at::IntArrayRef stride, std::int64_t fl
   return GraphPacket::ticket(fold_in_graph(laid_out(input, stride), demand, {graph, module, name}));
 }
 
-at::Tensor unfold(const at::Tensor& ticket, at::IntArrayRef size, at::IntArrayRef stride,
+at::Tensor unfold(const at::Tensor& ticket, at::IntArrayRef size, at::IntArrayRef /*stride*/,
                   at::ScalarType dtype) {
   const Undisturbed undisturbed;
   const auto packet = GraphPacket::of(ticket);

@@ -18,8 +18,6 @@
 namespace backfold::torch_layer {
 namespace {
 
-// Entries after which a backward that some process still waits for is given up.
-constexpr std::int64_t kPatience = 64;
 // Turns in a row that may fail because some process saved nothing.
 constexpr int kMostFruitless = 8;
 constexpr std::int64_t kMostBetweenLooks = 100;

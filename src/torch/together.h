@@ -28,6 +28,11 @@
 
 namespace backfold::torch_layer {
 
+// Steps after which a backward that a turn waits for is given up, by one process or by several
+// together. Gradients may be accumulated over several blocks before the first of them runs
+// backward.
+inline constexpr std::int64_t kPatience = 64;
+
 struct State;
 
 // Sends bytes to all processes, and returns what each of them sent, in the order of ranks.

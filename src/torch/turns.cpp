@@ -19,9 +19,6 @@ namespace {
 // Places that the plan does not know trigger a probe, but not at every step, or a model that
 // differs from step to step would be measured all the time.
 constexpr std::int64_t kStepsBetween = 10;
-// Steps after which a pending backward is given up. Gradients may be accumulated over several
-// blocks before the first of them runs backward.
-constexpr std::int64_t kPatience = 64;
 // Reading the noise waits for the GPU. A warning is not repeated at every reading.
 constexpr std::int64_t kStepsBetweenLooks = 100;
 constexpr std::int64_t kStepsBetweenWarnings = 1000;

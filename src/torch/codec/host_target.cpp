@@ -13,19 +13,19 @@
 namespace backfold::torch_layer {
 namespace {
 
-struct Choice {
+struct HostTarget {
   Backend backend = Backend::kCpu;
   std::string_view simd_target;
   std::string_view ran;
 };
 
-thread_local Choice choice;
+thread_local HostTarget chosen;
 
 }  // namespace
 
 void use_host_target(const std::string& name) {
   if (name.empty() || name == "reference") {
-    choice = {name.empty() ? Backend::kCpu : Backend::kReference, {}, {}};
+    chosen = {name.empty() ? Backend::kCpu : Backend::kReference, {}, {}};
     return;
   }
   const auto known = simd_targets();
@@ -34,10 +34,10 @@ void use_host_target(const std::string& name) {
   for (const std::string_view one : known) names += ", " + std::string(one);
   TORCH_CHECK_VALUE(found != known.end(), "backfold: target must be one of ", names, ", got '",
                     name, "'");
-  choice = {Backend::kSimd, *found, {}};
+  chosen = {Backend::kSimd, *found, {}};
 }
 
-std::string_view host_target_that_ran() { return choice.ran; }
+std::string_view host_target_that_ran() { return chosen.ran; }
 
 std::string_view usual_host_target() {
   const PredicateFormat format{.count = 1};
@@ -49,10 +49,10 @@ std::string_view usual_host_target() {
 }
 
 void follow_host_target(Execution& execution) {
-  if (choice.backend == Backend::kCpu) return;
-  execution.backend = choice.backend;
-  execution.simd_target = choice.simd_target;
-  execution.ran = &choice.ran;
+  if (chosen.backend == Backend::kCpu) return;
+  execution.backend = chosen.backend;
+  execution.simd_target = chosen.simd_target;
+  execution.ran = &chosen.ran;
 }
 
 }  // namespace backfold::torch_layer

@@ -12,8 +12,6 @@
 namespace backfold::torch_layer {
 namespace {
 
-constexpr const char* kState = "state";
-
 Fields fields_of_site(const std::string& site, const Json& json) {
   const bool complete = json.is_object() && json.contains("bits") && json.contains("layout") &&
                         (json["bits"].is_number_integer() || json["bits"].is_string()) &&

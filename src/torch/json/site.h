@@ -14,6 +14,9 @@
 
 namespace backfold::torch_layer {
 
+// What messages about a state that is read call it.
+inline constexpr const char* kState = "state";
+
 // {"bits": 4 or "raw", "layout": "flat"}, and "codec" if the plan chose one of the menu.
 Json choice_as_json(const Choice& choice, const Policy& policy);
 // Raises ValueError, naming the site.

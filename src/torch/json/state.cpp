@@ -12,8 +12,6 @@
 namespace backfold::torch_layer {
 namespace {
 
-constexpr const char* kState = "state";
-
 // Whether a plan gave a derived site a packet of its own, which the next step will make.
 bool is_planned_apart(const Site& site) {
   return site.derived && site.root->choice && site.choice->bits > site.root->choice->bits;

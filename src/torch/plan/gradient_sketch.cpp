@@ -30,15 +30,15 @@ double fading_steps(std::int64_t step) {
   return std::clamp(static_cast<double>(step) / 4, 16.0, 256.0);
 }
 
+}  // namespace
+
 // Hides operators from autograd, autocast and the user's dispatch modes.
-struct Quiet {
+struct GradientSketch::Quiet {
   at::AutoDispatchBelowADInplaceOrView below_autograd;
   c10::impl::ExcludeDispatchKeyGuard modes{
       c10::autocast_dispatch_keyset |
       c10::DispatchKeySet({c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot})};
 };
-
-}  // namespace
 
 // What any work on the tensors of a sketch needs: hidden operators, the current device, and the
 // order of streams.

@@ -76,6 +76,7 @@ class GradientSketch {
   void load(std::int64_t pair, const std::int64_t*& counter, const double*& value);
 
  private:
+  struct Quiet;
   struct Work;
   struct Access;
 

@@ -37,9 +37,9 @@ struct GraphRun {
   std::int64_t graph = 0;  // its number
   int run = 0;             // in its step
   // What its backward is given beside packets, in the order of the graph's inputs.
-  std::vector<at::Tensor> tensors;
-  std::vector<std::int64_t> sizes;
-  std::map<std::string, std::shared_ptr<GraphPacket>> packets;  // by name, as far as read
+  std::vector<at::Tensor> tensors = {};
+  std::vector<std::int64_t> sizes = {};
+  std::map<std::string, std::shared_ptr<GraphPacket>> packets = {};  // by name, as far as read
 };
 
 class GraphRuns {
@@ -68,9 +68,9 @@ class GraphRuns {
 
   struct Measured {
     Site* site = nullptr;
-    Grouping grouping;
-    std::vector<int> bits;
-    at::Tensor energies;  // one for each
+    Grouping grouping = {};
+    std::vector<int> bits = {};
+    at::Tensor energies = {};  // one for each
   };
 
   const std::uint64_t seed_;

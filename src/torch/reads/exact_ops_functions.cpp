@@ -44,7 +44,7 @@ constexpr Rule values(std::string_view name, std::string_view slot, std::string_
   return of_function(name, slot, Reads::kValues, reason);
 }
 
-constexpr Rule kRows[] = {
+constexpr Rule kFunctionRows[] = {
     // flash-attn 2 to 4 save q, k, v, out, log-sum-exp, ..., like torch's own fused attention.
     of_function("FlashAttnFunc", "saved.0", Reads::kFinely, kLogits, 6, is_half),
     of_function("FlashAttnFunc", "saved.1", Reads::kFinely, kLogits, 6, is_half),
@@ -86,6 +86,6 @@ constexpr Rule kRows[] = {
 
 }  // namespace
 
-c10::ArrayRef<Rule> function_rules() { return kRows; }
+c10::ArrayRef<Rule> function_rules() { return kFunctionRows; }
 
 }  // namespace backfold::torch_layer

@@ -32,7 +32,7 @@ constexpr Rule geometry_of_sums(std::string_view op, std::string_view slot,
   return rule;
 }
 
-constexpr Rule kRows[] = {
+constexpr Rule kGeometryRows[] = {
     geometry("aten::max_pool2d_with_indices", "self", "MaxPool2DWithIndicesBackward0"),
     geometry("aten::max_pool3d_with_indices", "self", "MaxPool3DWithIndicesBackward0"),
     geometry("aten::adaptive_max_pool2d", "self", "AdaptiveMaxPool2DBackward0"),
@@ -73,6 +73,6 @@ constexpr Rule kRows[] = {
 
 }  // namespace
 
-c10::ArrayRef<Rule> geometry_rules() { return kRows; }
+c10::ArrayRef<Rule> geometry_rules() { return kGeometryRows; }
 
 }  // namespace backfold::torch_layer

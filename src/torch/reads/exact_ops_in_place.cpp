@@ -24,7 +24,7 @@ bool is_high_power(const Call& call, const at::Tensor&) {
   return true;
 }
 
-constexpr Rule kRows[] = {
+constexpr Rule kInPlaceRows[] = {
     // Divisors.
     exactly("aten::div_", "other", kDivides),
     exactly("aten::addcdiv_", "tensor2", kDivides),
@@ -114,7 +114,7 @@ constexpr Rule kRows[] = {
 
 std::vector<Rule> in_place_rules() {
   std::vector<Rule> rows;
-  for (Rule row : kRows) {
+  for (Rule row : kInPlaceRows) {
     rows.push_back(row);
     row.op.remove_suffix(1);
     rows.push_back(row);

@@ -164,7 +164,7 @@ constexpr Rule indices_if_integral(std::string_view op, std::string_view nodes) 
   return rule;
 }
 
-constexpr Rule kRows[] = {
+constexpr Rule kIndexRows[] = {
     // Made by the operator.
     indices_if_integral("aten::max", "MaxBackward0"),
     indices_if_integral("aten::min", "MinBackward0"),
@@ -233,6 +233,6 @@ constexpr Rule kRows[] = {
 
 }  // namespace
 
-c10::ArrayRef<Rule> index_rules() { return kRows; }
+c10::ArrayRef<Rule> index_rules() { return kIndexRows; }
 
 }  // namespace backfold::torch_layer

@@ -216,7 +216,7 @@ constexpr std::string_view kClampMaxNodes = "ClampMaxBackward0 ClampMaxBackward1
 
 // An in-place operator saves either its result, which is its argument self, or a copy of what self
 // was, which is not an argument and so counts as a result.
-constexpr Rule kRows[] = {
+constexpr Rule kPredicateRows[] = {
     tests_sign_of_nonnegative(tests("aten::relu", "result", relu, "ReluBackward0", kSign)),
     tests_sign_of_nonnegative(tests("aten::relu_", "self", relu, "ReluBackward0", kSign)),
     tests("aten::leaky_relu", "self", positive, "LeakyReluBackward0", kSign),
@@ -254,6 +254,6 @@ constexpr Rule kRows[] = {
 
 }  // namespace
 
-c10::ArrayRef<Rule> predicate_rules() { return kRows; }
+c10::ArrayRef<Rule> predicate_rules() { return kPredicateRows; }
 
 }  // namespace backfold::torch_layer

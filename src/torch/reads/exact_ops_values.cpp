@@ -74,7 +74,7 @@ void add_large_logits(const Rule& row, std::vector<Rule>& rows) {
   rows.push_back(fine);
 }
 
-constexpr Rule kRows[] = {
+constexpr Rule kValueRows[] = {
     // Statistics of the norms. running_mean and running_var are read outside of training.
     exactly("aten::native_layer_norm", "result", kStatistic),
     exactly("aten::native_layer_norm_backward", "mean", kStatistic),
@@ -288,7 +288,7 @@ constexpr Rule kRows[] = {
 
 std::vector<Rule> value_rules() {
   std::vector<Rule> rows;
-  for (const Rule& row : kRows) {
+  for (const Rule& row : kValueRows) {
     if (row.reason == kLogits) add_large_logits(row, rows);
     rows.push_back(row);
   }
