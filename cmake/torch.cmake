@@ -92,6 +92,7 @@ add_library(backfold_torch SHARED
   src/torch/probe/effect.cpp
   src/torch/probe/gains.cpp
   src/torch/probe/graphs.cpp
+  src/torch/probe/leaf_weights.cpp
   src/torch/probe/measurements.cpp
   src/torch/probe/originals.cpp
   src/torch/probe/outside.cpp

@@ -70,11 +70,13 @@ class MeasuredGraph:
         given = dict(zip(self.tensors, run.tensors, strict=True))
         given.update(zip(self.sizes, run.sizes, strict=True))
         borders, results = self._run(run, given)
-        own = sum(
-            _energy(results[node])
+        leaves = [
+            node
             for node, parameter in zip(self._outputs, self._parameters, strict=True)
             if parameter and node in results
-        )
+        ]
+        energies = [(_energy(results[node]), results[node].numel()) for node in leaves]
+        own = sum(energy for energy, _ in energies)
         leaving = [
             node
             for node, parameter in zip(self._outputs, self._parameters, strict=True)
@@ -85,6 +87,8 @@ class MeasuredGraph:
         passed_on = sum(_energy(results[node]) for node in leaving)
         gain = (energy_before / passed_on) ** 0.5 if passed_on else 0.0
         scales = dict.fromkeys(self._outputs, 1.0) | dict.fromkeys(leaving, gain)
+        for node, weight in zip(leaves, _C.leaf_weights(energies), strict=True):
+            scales[node] = weight**0.5
         del results
         self._differentiate(run, given, borders, lambda node, like: scales[node] * draw(like))
         return own

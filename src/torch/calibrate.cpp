@@ -7,6 +7,7 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
 
+#include <cmath>
 #include <numeric>
 #include <unordered_set>
 
@@ -17,11 +18,13 @@
 namespace backfold::torch_layer {
 namespace {
 
-// Moves leaves by epsilon times a random direction during its lifetime. It writes through aliases
+// Moves leaves by epsilon times a random direction during its lifetime: a leaf whose errors count
+// more is moved further. It writes through aliases
 // that do not share the leaves' version counters, so autograd does not notice.
 class MovedLeaves {
  public:
-  MovedLeaves(const std::vector<at::Tensor>& leaves, double epsilon, std::uint64_t seed) {
+  MovedLeaves(const std::vector<at::Tensor>& leaves, const LeafWeights& weights, double epsilon,
+              std::uint64_t seed) {
     const at::AutoGradMode no_grad(false);
     std::unordered_map<std::string, at::Generator> generators;
     std::unordered_set<const void*> storages;
@@ -36,8 +39,8 @@ class MovedLeaves {
       }
       at::Tensor alias = leaf.variable_data();
       aliases_.push_back(alias);
-      directions.push_back(
-          at::empty_like(alias, at::MemoryFormat::Contiguous).normal_(0, 1, generator));
+      directions.push_back(at::empty_like(alias, at::MemoryFormat::Contiguous)
+                               .normal_(0, std::sqrt(weights.of(leaf)), generator));
     }
     if (aliases_.empty()) return;
     values_ = at::_foreach_mul(aliases_, 1);  // copies, in few kernels
@@ -167,7 +170,7 @@ void learn_sites(const std::shared_ptr<State>& state, const std::function<void()
 
 std::vector<at::Tensor> leaves_of(const State& state, const CalibrateOptions& options) {
   std::vector<at::Tensor> leaves = options.leaves;
-  for (const Parameter& parameter : state.model.parameters) leaves.push_back(parameter.tensor);
+  for (const at::Tensor& listed : tensors_of(state.model)) leaves.push_back(listed);
   std::erase_if(leaves, [](const at::Tensor& leaf) { return !is_leaf_to_move(leaf); });
   return leaves;
 }
@@ -204,11 +207,36 @@ double total_energy(const std::vector<at::Tensor>& norms) {
   return std::accumulate(energies.begin(), energies.end(), 0.0);
 }
 
-double squared_distance(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b) {
+double squared_distance(const std::vector<at::Tensor>& leaves, const LeafWeights& weights,
+                        const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b) {
   std::vector<at::Tensor> norms;
-  for (std::size_t i = 0; i < a.size(); ++i)
-    if (a[i].defined() && b[i].defined()) norms.push_back(norm_of(a[i] - b[i]));
+  for (std::size_t i = 0; i < leaves.size(); ++i)
+    if (a[i].defined() && b[i].defined())
+      norms.push_back(norm_of(a[i] - b[i]) * std::sqrt(weights.of(leaves[i])));
   return total_energy(norms);
+}
+
+// How errors count, by the gradients of the user's own step if it was watched, else by those of one
+// more run.
+LeafWeights weights_for(const std::shared_ptr<State>& state, const std::function<void()>& step,
+                        const std::vector<at::Tensor>& leaves, const Snapshot& snapshot,
+                        const CalibrateOptions& options) {
+  const auto watched = options.arriving ? options.arriving : state->probing.arriving;
+  if (watched && !watched->empty()) return watched->weights();
+  const auto arriving = ArrivingGradients::at(leaves);
+  const auto probe = std::make_shared<Probe>(seed_of(*state), 0, 1);
+  probe->fold_only(nullptr, 0, 0);
+  run(state, probe, Probe::Pass::kFolded, step);
+  snapshot.rewind();
+  return arriving->weights();
+}
+
+LeafWeights weights_for(const std::vector<at::Tensor>& leaves,
+                        const std::vector<at::Tensor>& gradients) {
+  std::vector<at::Tensor> norms;
+  for (const at::Tensor& gradient : gradients)
+    norms.push_back(gradient.defined() ? norm_of(gradient) : at::zeros({}));
+  return {leaves, read_energies(norms)};
 }
 
 // The energy of the gradient that errors are compared with; none if the leaves have no gradient.
@@ -250,11 +278,12 @@ int calibrate(const std::shared_ptr<State>& state, const std::function<void()>& 
   const double epsilon = state->probing.epsilon = epsilon_for(*state, leaves);
   const int least = least_width(*state);
   const std::optional<int> noisy_at = noisy_width(*state);
+  const LeafWeights weights = weights_for(state, step, leaves, snapshot, options);
   const auto measure = [&] {
-    const auto probe = std::make_shared<Probe>(seed_of(*state), epsilon, least, noisy_at);
+    const auto probe = std::make_shared<Probe>(seed_of(*state), epsilon, least, weights, noisy_at);
     probe->rankings().offer(menu_of(state->policy));
     {
-      const MovedLeaves moved(leaves, epsilon, seed_of(*state));
+      const MovedLeaves moved(leaves, weights, epsilon, seed_of(*state));
       run(state, probe, Probe::Pass::kMoved, step);
     }
     TORCH_CHECK_VALUE(probe->backward_began() || !probe->saved_something(), kNoBackward);
@@ -297,6 +326,7 @@ int calibrate_exactly(const std::shared_ptr<State>& state, const std::function<v
       kNoBackward);
   probe->rankings().settle();
   state->planning.gradient_energy = energy_of(clean, options.scale);
+  const LeafWeights weights = weights_for(leaves, clean);
   int measured = 0;
   for (Site& site : state->sites->sites()) {
     if (!probe->rankings().knows(site)) {
@@ -308,7 +338,7 @@ int calibrate_exactly(const std::shared_ptr<State>& state, const std::function<v
     for (const int bits : probe->widths(site, root_of(site))) {
       double sum = 0;
       for (std::uint64_t draw = 0; draw < kDraws; ++draw)
-        sum += squared_distance(gradients(&site, bits, draw), clean);
+        sum += squared_distance(leaves, weights, gradients(&site, bits, draw), clean);
       found.errors.emplace_back(bits, options.scale * sum / kDraws);
     }
     site.sensitivity = std::move(found);

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "torch/capture/entry.h"
+#include "torch/probe/leaf_weights.h"
 
 namespace backfold::torch_layer {
 
@@ -23,12 +24,15 @@ struct CalibrateOptions {
   // `step` may write to memory that gradients share with others, as those of
   // DistributedDataParallel do with its buckets: they are copied then.
   bool accumulates = true;
+  // The gradients of the user's own step, if they were watched. Otherwise `step` is called once
+  // more.
+  std::shared_ptr<const ArrivingGradients> arriving = nullptr;
 };
 
 // `step` runs forward and backward. It is called twice, or four times for the first plan at few
-// bits, and once more, folded, if its sites are not known yet. Afterwards parameters, gradients,
-// buffers and torch's generators are bitwise what they were, even if `step` throws. Returns the
-// number of sites measured.
+// bits, and once more each if its sites or the gradients of the user's step are not known.
+// Afterwards parameters, gradients, buffers and torch's generators are bitwise what they were, even
+// if `step` throws. Returns the number of sites measured.
 int calibrate(const std::shared_ptr<State>& state, const std::function<void()>& step,
               const CalibrateOptions& options);
 

@@ -175,11 +175,15 @@ void settle_scores(State& state) {
   state.planning.scores = Planning::Scores::kKnown;
 }
 
+std::vector<at::Tensor> tensors_of(const ModelListing& model) {
+  std::vector<at::Tensor> tensors;
+  for (const Parameter& parameter : model.parameters) tensors.push_back(parameter.tensor);
+  return tensors;
+}
+
 std::unique_ptr<Guard> guard_for(const State& state, std::uint64_t seed) {
   if (!state.planning.target || state.model.parameters.empty()) return nullptr;
-  std::vector<at::Tensor> parameters;
-  for (const Parameter& parameter : state.model.parameters) parameters.push_back(parameter.tensor);
-  auto guard = std::make_unique<Guard>(parameters, seed);
+  auto guard = std::make_unique<Guard>(tensors_of(state.model), seed);
   guard->pause(state.guarding.pauses > 0);
   return guard;
 }

@@ -107,8 +107,10 @@ struct Guarding {
 struct Probing {
   std::shared_ptr<Probe> running;
   std::shared_ptr<Probe> waiting;  // for the backward of the step that it went along with
-  bool inside_model = false;       // what is saved now will be measured by running it again
-  double epsilon = 0;              // by which the last probe moved leaves
+  // What that backward brings the parameters. Null where no step is watched.
+  std::shared_ptr<ArrivingGradients> arriving;
+  bool inside_model = false;  // what is saved now will be measured by running it again
+  double epsilon = 0;         // by which the last probe moved leaves
 
   // Whether blocks belong to a probe, not to the user.
   bool owns_blocks() const { return running && running->pass() != Probe::Pass::kUsersOwn; }
@@ -162,6 +164,9 @@ void adopt_plan(State& state, PlanSummary plan);
 void settle_products(State& state);
 // Plans the widths of samples if a step has taken the scores that were wanted.
 void settle_scores(State& state);
+
+// Parameters and buffers.
+std::vector<at::Tensor> tensors_of(const ModelListing& model);
 
 // A guard of the parameters as they are listed now; null where none is wanted.
 std::unique_ptr<Guard> guard_for(const State& state, std::uint64_t seed);

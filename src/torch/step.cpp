@@ -17,6 +17,7 @@ at::Tensor run_step(Controller& controller, const std::function<at::Tensor(doubl
   // All of the step is in `forward`: running it again needs no probe beside the user's own step.
   const bool runs_again = due && turns.replays;
   if (due && !runs_again) begin_turn(*state, false);
+  const auto arriving = runs_again ? ArrivingGradients::at(tensors_of(state->model)) : nullptr;
   const std::int64_t before = state->blocks.steps;
   at::Tensor loss;
   try {
@@ -45,7 +46,8 @@ at::Tensor run_step(Controller& controller, const std::function<at::Tensor(doubl
   turns.again = false;
   settle_peak(*state);  // before anything is run again
   const auto measure = [&] {
-    return calibrate(state, [&] { forward(part).backward(); }, {.leaves = {}, .scale = part});
+    return calibrate(state, [&] { forward(part).backward(); },
+                     {.leaves = {}, .scale = part, .arriving = arriving});
   };
   if (state->together.on()) {
     measure_together(*state, measure);

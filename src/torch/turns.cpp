@@ -148,6 +148,7 @@ void begin_turn(State& state, bool model_runs_again) {
   turns.watches = true;
   auto probe = std::make_shared<Probe>(rounding_seed(state), 0, least_width(state));
   probe->begin(Probe::Pass::kUsersOwn);
+  state.probing.arriving = ArrivingGradients::at(tensors_of(state.model));
   if (model_runs_again) probe->outside().expect_model();
   state.probing.running = std::move(probe);
   state.probing.inside_model = false;
@@ -173,6 +174,7 @@ void cancel_turn(State& state) {
   if (!std::exchange(state.turns.watches, false)) return;
   state.turns.again = !state.together.pending;  // others wait for what comes of this turn
   state.probing.running.reset();
+  state.probing.arriving.reset();
 }
 
 void end_block(State& state) {
@@ -188,6 +190,7 @@ void forget_turn(State& state) {
   state.turns.watches = state.turns.waits = false;
   state.together.pending = state.together.dropped = false;
   state.probing.waiting.reset();
+  state.probing.arriving.reset();
 }
 
 bool settle_turn(State& state, const Recorded& recorded) {
@@ -195,6 +198,7 @@ bool settle_turn(State& state, const Recorded& recorded) {
   if (state.together.pending) {
     turns.watches = turns.waits = false;
     state.probing.waiting.reset();
+    state.probing.arriving.reset();
     state.together.dropped = true;
     return false;
   }
@@ -209,8 +213,10 @@ Outcome finish_turn(State& state, const Replayed& replayed) {
   state.turns.waits = false;
   int measured = replayed.measured;
   const auto probe = std::exchange(state.probing.waiting, nullptr);
+  const auto arriving = std::exchange(state.probing.arriving, nullptr);
   if (probe && probe->backward_began())
-    measured += probe->finish_own(replayed.rest, replayed.moved, state.probing.epsilon);
+    measured += probe->finish_own(replayed.rest, replayed.moved, state.probing.epsilon,
+                                  arriving ? arriving->weights() : LeafWeights());
   if (replayed.energy)
     state.planning.gradient_energy = energy_of(*replayed.energy, state.turns.fraction);
   if (state.together.on()) return plan_together(state, replayed.failure);

@@ -78,7 +78,7 @@ TEST(Probe, LeavesTheStepAloneWhereMemoryIsShort) {
       memory.fail_at(0);
       step.probe->call_ended(step.call, std::vector<c10::IValue>{step.result});
       step.result.sum().backward();
-      step.probe->finish_own(0, {}, 1e-3);
+      step.probe->finish_own(0, {}, 1e-3, {});
       // A table of only some widths would be read as a complete one.
       const std::size_t widths = step.probe->widths(*step.site, *step.site).size();
       const std::size_t measured = step.site->sensitivity.errors.size();

@@ -8,8 +8,8 @@
 #include <algorithm>
 #include <string_view>
 
-#include "torch/probe/effect.h"
 #include "torch/probe/gains.h"
+#include "torch/probe/leaf_weights.h"
 
 namespace backfold::torch_layer {
 namespace {
@@ -37,9 +37,16 @@ bool has_closed_form(const RunningCall& call, const Site& site) {
   for (const auto& [argument, position] : call.tensors) {
     if (call.op->slots[static_cast<std::size_t>(position)] != form->weight) continue;
     const at::Tensor weight(c10::intrusive_ptr<c10::TensorImpl>::reclaim_copy(argument));
-    return weight.is_leaf() || leads_to_leaf(weight.grad_fn().get());
+    return weight.is_leaf() || leaf_behind(weight.grad_fn().get());
   }
   return false;
+}
+
+at::Tensor weight_of_closed_form(const Operator& op, c10::ArrayRef<c10::IValue> arguments) {
+  const auto form = std::find_if(std::begin(kForms), std::end(kForms),
+                                 [&](const Form& one) { return op.name == one.op; });
+  const at::Tensor weight = Call(*op.schema, arguments)[form->weight].toTensor();
+  return weight.is_leaf() ? weight : *leaf_behind(weight.grad_fn().get());
 }
 
 at::Tensor energies_by_row(const Operator& op, c10::ArrayRef<c10::IValue> arguments,

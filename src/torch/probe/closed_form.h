@@ -20,6 +20,9 @@ namespace backfold::torch_layer {
 // Whether there is a closed form for what `site` saves of this call.
 bool has_closed_form(const RunningCall& call, const Site& site);
 
+// The leaf that is the weight of a call with a closed form.
+at::Tensor weight_of_closed_form(const Operator& op, c10::ArrayRef<c10::IValue> arguments);
+
 // The energies of an error by row, or for a convolution by sample, group of channels and pixel.
 // `arguments` are those of the convolution.
 at::Tensor energies_by_row(const Operator& op, c10::ArrayRef<c10::IValue> arguments,

@@ -10,12 +10,14 @@
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
 
 #include <algorithm>
+#include <cmath>
 #include <map>
 #include <optional>
 
 #include "torch/capture/node_name.h"
 #include "torch/probe/blocks.h"
 #include "torch/probe/closed_form.h"
+#include "torch/probe/leaf_weights.h"
 #include "torch/store/geometry.h"
 
 namespace backfold::torch_layer {
@@ -23,13 +25,6 @@ namespace {
 
 using torch::autograd::Node;
 using torch::autograd::variable_list;
-
-// Nodes that only rearrange or convert, and so preserve the energy of a gradient.
-constexpr std::string_view kArranging =
-    "TBackward0 TransposeBackward0 ViewBackward0 UnsafeViewBackward0 ReshapeAliasBackward0 "
-    "PermuteBackward0 ToCopyBackward0 SqueezeBackward0 SqueezeBackward1 SqueezeBackward2 "
-    "UnsqueezeBackward0 CloneBackward0 AliasBackward0 SliceBackward0 SelectBackward0 "
-    "SplitBackward0 SplitWithSizesBackward0 NarrowBackward0 UnbindBackward0 ChunkBackward0";
 
 // Library calls that draw random numbers, keep state, or consume their saved tensors.
 constexpr std::string_view kOnce =
@@ -79,8 +74,9 @@ void measure_run(Probe& probe, const Node& node, const ProbedCall& call, Site& s
     const auto& edge = node.next_edge(i);
     if (!clean[i].defined() || !folded[i].defined() || !edge.function) continue;
     const at::Tensor error = change(folded[i], clean[i]);
-    if (leads_to_leaf(edge.function.get())) {
-      add(at_leaf(edge.function.get(), error), 1, nullptr, nullptr);
+    if (const auto leaf = leaf_behind(edge.function.get())) {
+      add(at_leaf(edge.function.get(), error), std::sqrt(probe.weights().of(*leaf)), nullptr,
+          nullptr);
       continue;
     }
     const auto input = std::find_if(call.inputs.begin(), call.inputs.end(), [&](const auto& one) {
@@ -153,10 +149,12 @@ void measure(Probe& probe, Node& node, const ProbedCall& call, const variable_li
       if (!inputs[0].defined()) continue;
       const at::Tensor energies =
           closed_form(*call.op, call.arguments, inputs[0], bundle[0]->error_energies(root));
+      const auto weight = weight_of_closed_form(*call.op, call.arguments);
       probe.add({.site = &site,
                  .bits = widths,
                  .estimate = Sensitivity::Estimate::kClosedForm,
                  .values = energies.sqrt(),
+                 .factor = std::sqrt(probe.weights().of(weight)),
                  .root = root});
       continue;
     }
@@ -195,16 +193,6 @@ bool can_run_again(const Node& node) { return is_builtin(node) && !is_one_of(nod
 
 bool can_run_again(const Operator& op) {
   return !op.opaque && !op.compiled && !is_one_of(op.name, kOnceOperators);
-}
-
-bool leads_to_leaf(const Node* node) {
-  while (node) {
-    if (dynamic_cast<const torch::autograd::AccumulateGrad*>(node)) return true;
-    const std::string name = node->name();
-    if (!is_one_of(name, kArranging) && name != "ExpandBackward0") return false;
-    node = node->num_outputs() > 0 ? node->next_edge(0).function.get() : nullptr;
-  }
-  return false;
 }
 
 variable_list EffectHook::operator()(const variable_list& outputs, const variable_list& inputs) {

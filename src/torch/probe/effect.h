@@ -42,9 +42,6 @@ bool can_run_again(const torch::autograd::Node& node);
 // alone tells.
 bool can_run_again(const Operator& op);
 
-// Whether an edge ends in a leaf, through views and casts only.
-bool leads_to_leaf(const torch::autograd::Node* node);
-
 }  // namespace backfold::torch_layer
 
 #endif  // BACKFOLD_TORCH_PROBE_EFFECT_H_

@@ -62,15 +62,17 @@ void Gains::record(const torch::autograd::Node& node, const std::vector<at::Tens
     record.norms.push_back(norm_of(outputs[i]));
     without_noise.push_back(&outputs == &clean || !clean[i].defined() ? record.norms.back()
                                                                       : norm_of(clean[i]));
-    leaves_[next.get()] =
-        dynamic_cast<const torch::autograd::AccumulateGrad*>(next.get()) != nullptr;
+    if (const auto* leaf = dynamic_cast<const torch::autograd::AccumulateGrad*>(next.get()))
+      met_.try_emplace(next.get(), leaf->variable);
   }
   record.norms.insert(record.norms.end(), without_noise.begin(), without_noise.end());
   records_.push_back(std::move(record));
 }
 
-void Gains::settle(double rest) {
+void Gains::settle(double rest, const LeafWeights& weights) {
   rest_ = rest;
+  for (const auto& [node, leaf] : met_) leaves_[node] = weights.of(leaf);
+  met_.clear();
   std::vector<at::Tensor> all;
   for (const Record& record : records_)
     all.insert(all.end(), record.norms.begin(), record.norms.end());
@@ -96,7 +98,7 @@ void Gains::settle(double rest) {
 }
 
 double Gains::of(const torch::autograd::Node* node) const {
-  if (const auto leaf = leaves_.find(node); leaf != leaves_.end() && leaf->second) return 1;
+  if (const auto leaf = leaves_.find(node); leaf != leaves_.end()) return leaf->second;
   const auto found = settled_.find(node);
   if (found == settled_.end()) return rest_;
   return std::isfinite(found->second.gain) ? found->second.gain : 0;

@@ -5,7 +5,9 @@
 // If no tangent is known, an error is assumed to be scaled like the gradient itself. The energies
 // of each node's input and outputs are recorded, and give, from the leaves up,
 //
-//   gain(node) = sum over its outputs of energy * gain(next node) / energy of its input.
+//   gain(node) = sum over its outputs of energy * gain(next node) / energy of its input
+//
+// with the weights of leaves (leaf_weights.h) for theirs.
 //
 // At few bits, noise multiplies noise: the error that one node adds is amplified by the noise of
 // the nodes after it. The amplification is the gradient's gain with that noise / its gain without.
@@ -18,6 +20,8 @@
 
 #include <unordered_map>
 #include <vector>
+
+#include "torch/probe/leaf_weights.h"
 
 namespace backfold::torch_layer {
 
@@ -33,9 +37,9 @@ class Gains {
               const std::vector<at::Tensor>& outputs, const std::vector<at::Tensor>& clean);
 
   // Reads the energies, once, after backward. `rest` is the gain of nodes that were not recorded.
-  void settle(double rest);
+  void settle(double rest, const LeafWeights& weights);
 
-  // The gain of an edge into `node`; 1 for a leaf.
+  // The gain of an edge into `node`; the weight of a leaf.
   double of(const torch::autograd::Node* node) const;
   // The factor by which later noise multiplies an error that enters `node`.
   double amplification(const torch::autograd::Node* node) const;
@@ -57,7 +61,8 @@ class Gains {
   double rest_ = 0;
   std::vector<Record> records_;
   std::unordered_map<const torch::autograd::Node*, Settled> settled_;
-  std::unordered_map<const torch::autograd::Node*, bool> leaves_;
+  std::unordered_map<const torch::autograd::Node*, at::Tensor> met_;  // leaves, until settled
+  std::unordered_map<const torch::autograd::Node*, double> leaves_;   // their weights
 };
 
 // The tensor itself if it is fp32 or fp64, else a copy in fp32.

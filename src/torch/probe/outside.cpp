@@ -121,8 +121,8 @@ bool Outside::send_on(const Node& node, const variable_list& changes, Change& ch
     if (run == kMostNodes) return false;
     auto furthest = waiting.extract(std::prev(waiting.end()));
     Node& next = *furthest.key().second;
-    if (dynamic_cast<torch::autograd::AccumulateGrad*>(&next)) {
-      change.at_leaves.push_back(norm_of(furthest.mapped()[0]));
+    if (const auto* leaf = dynamic_cast<torch::autograd::AccumulateGrad*>(&next)) {
+      change.at_leaves.emplace_back(leaf->variable, norm_of(furthest.mapped()[0]));
       continue;
     }
     rows_stay &= is_one_of(next.name(), kKeepRows);
@@ -180,13 +180,13 @@ void Outside::measure(Probe& probe, Node& node, const Operator& op,
 }
 
 std::vector<Outside::Energy> Outside::finish(const std::vector<at::Tensor>& tangents,
-                                             double epsilon) {
+                                             double epsilon, const LeafWeights& weights) {
   std::vector<Energy> energies;
   std::set<const Site*> unknown;
   for (const Change& change : changes_) {
     const double once = 1 / std::sqrt(static_cast<double>(change.draws));
-    for (const at::Tensor& norm : change.at_leaves)
-      energies.push_back({change.site, change.bits, norm, once});
+    for (const auto& [leaf, norm] : change.at_leaves)
+      energies.push_back({change.site, change.bits, norm, once * std::sqrt(weights.of(leaf))});
     std::vector<std::pair<at::Tensor, double>> sums;  // by block, over outputs with equal blocks
     for (const auto& [ordinal, error] : change.at_outputs) {
       if (ordinal >= tangents.size() || !tangents[ordinal].defined() ||

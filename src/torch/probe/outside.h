@@ -24,6 +24,7 @@
 #include "torch/capture/calls.h"
 #include "torch/capture/site.h"
 #include "torch/probe/blocks.h"
+#include "torch/probe/leaf_weights.h"
 #include "torch/store/saved.h"
 
 namespace backfold::torch_layer {
@@ -70,7 +71,8 @@ class Outside {
     at::Tensor norm;  // of the gradient's error
     double factor = 1;
   };
-  std::vector<Energy> finish(const std::vector<at::Tensor>& tangents, double epsilon);
+  std::vector<Energy> finish(const std::vector<at::Tensor>& tangents, double epsilon,
+                             const LeafWeights& weights);
 
  private:
   // The changes that one run of a node with a folded tensor causes.
@@ -79,7 +81,7 @@ class Outside {
     int bits = 0, draws = 1;
     Blocks blocks = Blocks::kSamples;
     std::map<std::size_t, at::Tensor> at_outputs;  // by ordinal, of the rows that are run again
-    std::vector<at::Tensor> at_leaves;             // norms
+    std::vector<std::pair<at::Tensor, at::Tensor>> at_leaves;  // and norms there
   };
 
   bool send_on(const torch::autograd::Node& node, const torch::autograd::variable_list& changes,

@@ -303,9 +303,10 @@ void Probe::record_gains(const torch::autograd::Node& node, const std::vector<at
   gains_.record(node, inputs, outputs, clean);
 }
 
-int Probe::finish_own(double rest, const std::vector<at::Tensor>& tangents, double epsilon) {
+int Probe::finish_own(double rest, const std::vector<at::Tensor>& tangents, double epsilon,
+                      const LeafWeights& weights) {
   std::set<const Site*> measured;
-  for (Outside::Energy& one : outside_.finish(tangents, epsilon)) {
+  for (Outside::Energy& one : outside_.finish(tangents, epsilon, weights)) {
     measured.insert(one.site);
     measurements_.add({one.site,
                        {one.bits},
@@ -315,13 +316,13 @@ int Probe::finish_own(double rest, const std::vector<at::Tensor>& tangents, doub
                        one.factor});
   }
   measurements_.drop_relative(measured);
-  gains_.settle(rest);
+  gains_.settle(rest, weights);
   return measurements_.write_tables(gains_, rankings_, 1) + graphs_->write_tables();
 }
 
 int Probe::finish(double scale) {
   for (Measurement& one : starts_->take()) measurements_.add(std::move(one));
-  gains_.settle(0);
+  gains_.settle(0, weights_);
   return measurements_.write_tables(gains_, rankings_, scale);
 }
 

@@ -32,6 +32,7 @@
 #include "torch/capture/site.h"
 #include "torch/probe/gains.h"
 #include "torch/probe/graphs.h"
+#include "torch/probe/leaf_weights.h"
 #include "torch/probe/measurements.h"
 #include "torch/probe/outside.h"
 #include "torch/probe/probed.h"
@@ -54,15 +55,18 @@ class Probe : public std::enable_shared_from_this<Probe> {
     kStarts,    // checkpoints start again from folded tensors, and nothing else is folded
   };
 
-  // `least` is the narrowest width to measure; narrower ones stay unknown. `noisy_at`, if given,
-  // makes gradients carry noise, and is the width of sites without a plan.
-  Probe(std::uint64_t seed, double epsilon, int least, std::optional<int> noisy_at = {})
+  // `least` is the narrowest width to measure; narrower ones stay unknown. `weights` say how errors
+  // count. `noisy_at`, if given, makes gradients carry noise, and is the width of sites without a
+  // plan.
+  Probe(std::uint64_t seed, double epsilon, int least, LeafWeights weights = {},
+        std::optional<int> noisy_at = {})
       : seed_(seed),
         epsilon_(epsilon),
         least_(least),
+        weights_(std::move(weights)),
         noisy_(noisy_at.has_value()),
         unplanned_(noisy_at.value_or(0)),
-        starts_(std::make_shared<Starts>(epsilon)),
+        starts_(std::make_shared<Starts>(epsilon, weights_)),
         graphs_(std::make_shared<GraphRuns>(seed, least)) {}
 
   // `bits` is the width of a pass of kind kStarts.
@@ -99,8 +103,9 @@ class Probe : public std::enable_shared_from_this<Probe> {
   int finish(double scale);
   // The same for the user's own step. `rest` is the signal gain of nodes that this probe did not
   // see. `tangents` are those of the model's outputs, `epsilon` times too large; empty if its call
-  // was not run again.
-  int finish_own(double rest, const std::vector<at::Tensor>& tangents, double epsilon);
+  // was not run again. `weights` say how errors count.
+  int finish_own(double rest, const std::vector<at::Tensor>& tangents, double epsilon,
+                 const LeafWeights& weights);
 
   // In passes of kind kFolded: a tensor with the one site's packet folded.
   at::Tensor folded_only(const Comeback& comeback);
@@ -113,6 +118,7 @@ class Probe : public std::enable_shared_from_this<Probe> {
   void read_begins(const std::shared_ptr<ProbedCall>& call);
   void add(Measurement measurement);
   double epsilon() const { return epsilon_; }
+  const LeafWeights& weights() const { return weights_; }
   // The widths at which a site is measured, for the packet of a root.
   c10::SmallVector<int, 4> widths(const Site& site, const Site& root) const;
   Key next_key();
@@ -145,6 +151,7 @@ class Probe : public std::enable_shared_from_this<Probe> {
   const std::uint64_t seed_;
   const double epsilon_;
   const int least_;
+  const LeafWeights weights_;
   const bool noisy_;
   const int unplanned_;
   const std::shared_ptr<Starts> starts_;

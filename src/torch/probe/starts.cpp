@@ -107,7 +107,7 @@ std::optional<std::size_t> Starts::add(const at::Tensor& tensor, Site& site) {
   if (pass_ == Pass::kMoved) {
     starts_.push_back({.site = &site,
                        .moved = tensor.tensor_data(),
-                       .version = tensor._version(),
+                       .version = static_cast<std::uint32_t>(tensor._version()),
                        .sizes = tensor.sizes().vec(),
                        .elements = static_cast<double>(tensor.numel())});
     return next_++;
@@ -167,7 +167,8 @@ void Starts::leaf_arrived(std::size_t number, const at::Tensor& gradient) {
   for (const std::size_t start : segment_) elements += starts_[start].elements;
   for (const std::size_t start : segment_)
     measure(start, norm,
-            std::sqrt(static_cast<double>(leaf.stride) * starts_[start].elements / elements));
+            std::sqrt(weights_.of(leaf.tensor) * static_cast<double>(leaf.stride) *
+                      starts_[start].elements / elements));
 }
 
 at::Tensor Starts::arrived(std::size_t number, const at::Tensor& gradient) {

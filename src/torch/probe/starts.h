@@ -36,7 +36,7 @@ class Starts : public std::enable_shared_from_this<Starts> {
  public:
   enum class Pass : std::uint8_t { kMoved, kClean, kFolded };
 
-  explicit Starts(double epsilon) : epsilon_(epsilon) {}
+  Starts(double epsilon, LeafWeights weights) : epsilon_(epsilon), weights_(std::move(weights)) {}
   ~Starts();
   Starts(const Starts&) = delete;
   Starts& operator=(const Starts&) = delete;
@@ -67,14 +67,14 @@ class Starts : public std::enable_shared_from_this<Starts> {
     Site* site = nullptr;
     at::Tensor moved;  // in the first pass, until the next
     std::uint32_t version = 0;
-    at::Tensor tangent, gradient;
+    at::Tensor tangent = {}, gradient = {};
     std::vector<std::int64_t> sizes;
     double elements = 0;
   };
   struct Leaf {
     at::Tensor tensor;
-    std::int64_t stride = 1;        // from one coordinate that is compared to the next
-    std::vector<at::Tensor> clean;  // by arrival
+    std::int64_t stride = 1;             // from one coordinate that is compared to the next
+    std::vector<at::Tensor> clean = {};  // by arrival
     std::size_t arrivals = 0;
   };
 
@@ -87,6 +87,7 @@ class Starts : public std::enable_shared_from_this<Starts> {
   void measure(std::size_t start, const at::Tensor& norm, double factor);
 
   const double epsilon_;
+  const LeafWeights weights_;
   Pass pass_ = Pass::kMoved;
   int bits_ = 0;
   std::vector<Start> starts_;  // in the order of their saves

@@ -16,7 +16,7 @@ void for_each_input(const RunningCall& call, const Function& function) {
     if (!tensor.defined() || !tensor.requires_grad() || !tensor.grad_fn() ||
         !tensor.is_floating_point())
       continue;
-    if (leads_to_leaf(tensor.grad_fn().get())) continue;
+    if (leaf_behind(tensor.grad_fn().get())) continue;
     function(tensor, position);
   }
 }
