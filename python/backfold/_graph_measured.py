@@ -61,11 +61,14 @@ class MeasuredGraph:
         self._outputs = self._graph.output_node().args[0]
         _graphs[self.number] = self
 
-    def measure(self, run: _C.GraphRun, energy_before: float, draw: Callable) -> float:
-        """Tells `run` the derivative by each of its packets. Returns the energy of the gradient.
+    def measure(
+        self, run: _C.GraphRun, counting: _C.LeafWeights, counted_before: float, draw: Callable
+    ) -> tuple[float, float]:
+        """Tells `run` the derivative by each of its packets.
 
-        `energy_before` is that of all parameters that the gradient goes on to, and `draw` makes a
-        random tensor like another.
+        `counting` says how errors count, `counted_before` is the energy, counted so, of all
+        parameters that the gradient goes on to, and `draw` makes a random tensor like another.
+        Returns the energy of the gradient, and that as it counts.
         """
         given = dict(zip(self.tensors, run.tensors, strict=True))
         given.update(zip(self.sizes, run.sizes, strict=True))
@@ -76,7 +79,7 @@ class MeasuredGraph:
             if parameter and node in results
         ]
         energies = [(_energy(results[node]), results[node].numel()) for node in leaves]
-        own = sum(energy for energy, _ in energies)
+        weights = counting.of(energies)
         leaving = [
             node
             for node, parameter in zip(self._outputs, self._parameters, strict=True)
@@ -85,13 +88,14 @@ class MeasuredGraph:
         # An error of the gradient that leaves is taken to change all that follows as much, in
         # relation to it.
         passed_on = sum(_energy(results[node]) for node in leaving)
-        gain = (energy_before / passed_on) ** 0.5 if passed_on else 0.0
+        gain = (counted_before / passed_on) ** 0.5 if passed_on else 0.0
         scales = dict.fromkeys(self._outputs, 1.0) | dict.fromkeys(leaving, gain)
-        for node, weight in zip(leaves, _C.leaf_weights(energies), strict=True):
+        for node, weight in zip(leaves, weights, strict=True):
             scales[node] = weight**0.5
         del results
         self._differentiate(run, given, borders, lambda node, like: scales[node] * draw(like))
-        return own
+        counted = (weight * energy for weight, (energy, _) in zip(weights, energies, strict=True))
+        return sum(energy for energy, _ in energies), sum(counted)
 
     def _run(self, run: _C.GraphRun, given: dict[str, Any]) -> tuple[list[dict], dict]:
         """The values at the beginning of each segment, and the results."""
@@ -219,12 +223,14 @@ def _called(node: Node, values: dict[Node, Any]) -> Any:
     return attention_backward(node.target, args, kwargs) or node.target(*args, **kwargs)
 
 
-def measure_graphs(runs: list[_C.GraphRun], seed: int) -> tuple[float, str]:
-    """Measures runs of graphs, the first of the model first.
+def measure_graphs(
+    runs: list[_C.GraphRun], counting: _C.LeafWeights, seed: int
+) -> tuple[float, str]:
+    """Measures runs of graphs, the first of the model first. `counting` says how errors count.
 
     Returns the energy of the gradient and, if one could not be measured, why.
     """
-    energy, failure = 0.0, ""
+    energy, counted, failure = 0.0, 0.0, ""
     generators: dict[torch.device, torch.Generator] = {}
 
     def draw(like: torch.Tensor) -> torch.Tensor:
@@ -240,7 +246,8 @@ def measure_graphs(runs: list[_C.GraphRun], seed: int) -> tuple[float, str]:
             # What a run has kept was written on the stream of its backward.
             _wait_for(devices)
             try:
-                energy += _graphs[run.graph].measure(run, energy, draw)
+                own = _graphs[run.graph].measure(run, counting, counted, draw)
+                energy, counted = energy + own[0], counted + own[1]
             except Exception as error:  # an operator without a derivative, or too little memory
                 failure = str(error)
             _wait_for(devices)

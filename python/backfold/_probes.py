@@ -155,7 +155,7 @@ class Probes:
         """The energy of the gradient, if all could be measured."""
         from backfold._graph_measured import measure_graphs
 
-        energy, failure = measure_graphs(runs, self._core.steps)
+        energy, failure = measure_graphs(runs, self._core.leaf_weights(), self._core.steps)
         if failure and not self._told_graphs:
             self._told_graphs = True
             warnings.warn(

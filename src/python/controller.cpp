@@ -250,6 +250,12 @@ class PyController {
     if (!rules) return std::nullopt;
     return std::make_tuple(rules->rounds, rules->measures, rules->offloads, rules->min_bytes);
   }
+  // Of the gradients that the watched step has brought.
+  torch_layer::LeafWeights leaf_weights() {
+    const auto& arriving = controller_.state().probing.arriving;
+    return arriving ? arriving->weights() : torch_layer::LeafWeights();
+  }
+
   std::vector<std::shared_ptr<PyGraphRun>> graph_runs() {
     return python::graph_runs(controller_.state());
   }
@@ -333,6 +339,7 @@ void add_controller(py::module_& module) {
       .def("exit", &PyController::exit)
       .def("graph_rules", &PyController::graph_rules)
       .def("graph_runs", &PyController::graph_runs)
+      .def("leaf_weights", &PyController::leaf_weights)
       .def_property_readonly("is_mostly_compiled", &PyController::is_mostly_compiled)
       .def("report", &PyController::report)
       .def("calibrate", &PyController::calibrate)

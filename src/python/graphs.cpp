@@ -38,11 +38,15 @@ std::vector<std::shared_ptr<PyGraphRun>> graph_runs(torch_layer::State& state) {
 void add_graphs(pybind11::module_& module) {
   module.attr("LEAST_OFFLOADED") = torch_layer::Offloader::kLeastBytes;
   module.def("module_path", &module_path);
-  module.def("leaf_weights", [](const std::vector<std::pair<double, std::int64_t>>& leaves) {
-    std::vector<torch_layer::LeafEnergy> energies;
-    for (const auto& [energy, elements] : leaves) energies.push_back({energy, elements});
-    return torch_layer::weights_of(energies);
-  });
+  using torch_layer::LeafWeights;
+  pybind11::class_<LeafWeights>(module, "LeafWeights")
+      .def(pybind11::init<>())
+      .def("of",
+           [](const LeafWeights& self, const std::vector<std::pair<double, std::int64_t>>& leaves) {
+             std::vector<torch_layer::LeafEnergy> energies;
+             for (const auto& [energy, elements] : leaves) energies.push_back({energy, elements});
+             return self.of(energies);
+           });
   pybind11::class_<PyGraphRun, std::shared_ptr<PyGraphRun>>(module, "GraphRun")
       .def_property_readonly("graph", [](const PyGraphRun& self) { return self.run.graph; })
       .def_property_readonly("tensors", [](const PyGraphRun& self) { return self.run.tensors; })

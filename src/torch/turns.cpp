@@ -150,6 +150,7 @@ void begin_turn(State& state, bool model_runs_again) {
   probe->begin(Probe::Pass::kUsersOwn);
   state.probing.arriving = ArrivingGradients::at(tensors_of(state.model));
   if (model_runs_again) probe->outside().expect_model();
+  probe->outside().tell_of_leaves(state.probing.arriving);
   state.probing.running = std::move(probe);
   state.probing.inside_model = false;
 }

@@ -39,7 +39,7 @@ def train(model, fold, inputs, labels, steps) -> None:
         with fold:
             loss = functional.cross_entropy(model(inputs[step]), labels[step])
         loss.backward()
-        if step + 1 == PROBED:  # what step() does in C++
+        if step + 1 == PROBED:
             fold.calibrate(
                 lambda x=inputs[step], y=labels[step]: functional.cross_entropy(
                     model(x), y
@@ -51,7 +51,7 @@ def train(model, fold, inputs, labels, steps) -> None:
 
 
 def without_probe(state: dict) -> dict:
-    """Python was told when to measure, C++ had a schedule."""
+    """C++ names no call that could be run again."""
     return {name: value for name, value in state.items() if name != "probe"}
 
 

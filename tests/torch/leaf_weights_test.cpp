@@ -16,6 +16,10 @@ namespace {
 
 constexpr double kUnknown = std::numeric_limits<double>::quiet_NaN();
 
+std::vector<double> weights_of(const std::vector<LeafEnergy>& leaves) {
+  return LeafWeights().of(leaves);
+}
+
 TEST(LeafWeights, CountAnErrorInRelationToTheGradientOfItsLeaf) {
   // The same energy for each element, so that nothing but the size of leaves differs.
   const auto weights = weights_of({{10, 10}, {1000, 1000}});
@@ -51,11 +55,18 @@ TEST(LeafWeights, AreOneWhereNothingIsKnown) {
 TEST(LeafWeights, KnowLeavesByTheirMemory) {
   const at::Tensor small = at::ones({2}).requires_grad_(), large = at::ones({8}).requires_grad_();
   const LeafWeights weights({small, large}, {1, 100});
-  const auto expected = weights_of({{1, 2}, {100, 8}});
+  const auto expected = weights_of({{1, 2}, {100, 8}, {kUnknown, 5}});
   EXPECT_DOUBLE_EQ(weights.of(small), expected[0]);
   EXPECT_DOUBLE_EQ(weights.of(large.detach()), expected[1]);
-  const auto with_unknown = weights_of({{1, 2}, {100, 8}, {kUnknown, 5}});
-  EXPECT_DOUBLE_EQ(weights.of(at::ones({5})), with_unknown[2]);
+  EXPECT_DOUBLE_EQ(weights.of(at::ones({5})), expected[2]);
+}
+
+TEST(LeafWeights, CountOthersByTheSameScale) {
+  const at::Tensor small = at::ones({2}).requires_grad_(), large = at::ones({8}).requires_grad_();
+  const LeafWeights weights({small, large}, {1, 100});
+  // Alone it would count 1.
+  EXPECT_EQ(weights.of({{1, 2}}), std::vector<double>{weights.of(small)});
+  EXPECT_NE(weights.of(small), 1);
 }
 
 TEST(LeafWeights, FollowViewsAndCastsToALeaf) {
@@ -77,6 +88,19 @@ TEST(ArrivingGradients, AddUpWhatArrivesAtEachLeaf) {
   const LeafWeights expected({one, other}, {3 * 4 + 3, 4 * 9});
   EXPECT_NEAR(arriving->weights().of(one), expected.of(one), 1e-6);
   EXPECT_NEAR(arriving->weights().of(other), expected.of(other), 1e-6);
+}
+
+TEST(ArrivingGradients, LearnOfALeafInTheMidstOfABackward) {
+  const at::Tensor one = at::zeros({3}).requires_grad_(), late = at::zeros({4}).requires_grad_();
+  const auto arriving = ArrivingGradients::at({one});
+  const at::Tensor sum = one.sum() + late.sum();
+  sum.register_hook([&](const at::Tensor&) {
+    arriving->also_at(late);
+    arriving->also_at(late);  // is counted once
+  });
+  sum.backward();
+  const LeafWeights expected({one, late}, {3, 4});
+  EXPECT_NEAR(arriving->weights().of(late), expected.of(late), 1e-6);
 }
 
 TEST(ArrivingGradients, SayNothingWhereNoneArrived) {

@@ -22,6 +22,7 @@
 namespace {
 
 constexpr std::int64_t kBatch = 32, kFeatures = 64, kHidden = 256, kClasses = 8;
+constexpr std::int64_t kProbed = 2;
 constexpr double kLearningRate = 0.05;
 
 struct Network : torch::nn::Module {
@@ -81,12 +82,14 @@ int main(int argc, char** argv) {
 
   backfold::Controller fold(
       network,
-      {.bits = 3, .min_bytes = 0, .seed = 7, .probe_steps = {2}, .probe_every = std::nullopt});
+      {.bits = 3, .min_bytes = 0, .seed = 7, .probe_steps = {}, .probe_every = std::nullopt});
   for (std::int64_t step = 0; step < steps; ++step) {
     network.zero_grad();
-    fold.step([&] {
+    const auto loss = [&] {
       return torch::nn::functional::cross_entropy(network.forward(inputs[step]), labels[step]);
-    });
+    };
+    fold.step(loss);
+    if (step + 1 == kProbed) fold.calibrate([&] { loss().backward(); });
     const torch::NoGradGuard no_grad;
     for (torch::Tensor& parameter : network.parameters())
       parameter.sub_(parameter.grad(), kLearningRate);

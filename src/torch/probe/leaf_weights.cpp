@@ -48,21 +48,23 @@ bool has_gradient(const at::Tensor& leaf) {
 
 }  // namespace
 
-std::vector<double> weights_of(const std::vector<LeafEnergy>& leaves) {
-  std::vector<double> weights(leaves.size(), 1);
-  const double median = median_of(leaves);
-  if (median == 0) return weights;
+double CommonScale::of(const LeafEnergy& leaf) const {
+  if (scale == 0) return 1;
+  const double middling = static_cast<double>(leaf.elements) * median;
+  return scale / ((std::isfinite(leaf.energy) ? leaf.energy : middling) + middling);
+}
+
+CommonScale common_scale(const std::vector<LeafEnergy>& leaves) {
+  CommonScale common{.median = median_of(leaves), .scale = 1};
+  if (common.median == 0) return {};
   double energy = 0, weighted = 0;
-  for (std::size_t i = 0; i < leaves.size(); ++i) {
-    const double middling = static_cast<double>(leaves[i].elements) * median;
-    const bool known = std::isfinite(leaves[i].energy);
-    weights[i] = 1 / ((known ? leaves[i].energy : middling) + middling);
-    if (!known) continue;
-    energy += leaves[i].energy;
-    weighted += weights[i] * leaves[i].energy;
+  for (const LeafEnergy& leaf : leaves) {
+    if (!std::isfinite(leaf.energy)) continue;
+    energy += leaf.energy;
+    weighted += common.of(leaf) * leaf.energy;
   }
-  for (double& weight : weights) weight *= energy / weighted;
-  return weights;
+  common.scale = energy / weighted;
+  return common;
 }
 
 std::optional<at::Tensor> leaf_behind(const Node* node) {
@@ -80,17 +82,22 @@ LeafWeights::LeafWeights(const std::vector<at::Tensor>& leaves,
                          const std::vector<double>& energies) {
   std::vector<LeafEnergy> all;
   for (std::size_t i = 0; i < leaves.size(); ++i) all.push_back({energies[i], leaves[i].numel()});
-  all.push_back({.energy = std::nan(""), .elements = 1});
-  const std::vector<double> weights = weights_of(all);
-  for (std::size_t i = 0; i < leaves.size(); ++i) weights_[leaves[i].const_data_ptr()] = weights[i];
-  of_unseen_element_ = weights.back();
+  common_ = common_scale(all);
+  for (std::size_t i = 0; i < leaves.size(); ++i)
+    weights_[leaves[i].const_data_ptr()] = common_.of(all[i]);
 }
 
 double LeafWeights::of(const at::Tensor& leaf) const {
-  if (weights_.empty()) return 1;
   const auto found = weights_.find(leaf.const_data_ptr());
   if (found != weights_.end()) return found->second;
-  return of_unseen_element_ / static_cast<double>(std::max<std::int64_t>(leaf.numel(), 1));
+  return common_.of({.energy = std::nan(""), .elements = std::max<std::int64_t>(leaf.numel(), 1)});
+}
+
+std::vector<double> LeafWeights::of(const std::vector<LeafEnergy>& leaves) const {
+  const CommonScale common = common_.scale == 0 ? common_scale(leaves) : common_;
+  std::vector<double> weights;
+  for (const LeafEnergy& leaf : leaves) weights.push_back(common.of(leaf));
+  return weights;
 }
 
 // Not by register_hook(), which would drop hooks of other kinds.
@@ -116,13 +123,18 @@ class ArrivingGradients::Hook : public torch::autograd::FunctionPreHook {
 
 std::shared_ptr<ArrivingGradients> ArrivingGradients::at(const std::vector<at::Tensor>& leaves) {
   std::shared_ptr<ArrivingGradients> arriving(new ArrivingGradients);
-  for (const at::Tensor& leaf : leaves) {
-    if (!has_gradient(leaf)) continue;
-    torch::autograd::impl::hooks(leaf).push_back(
-        std::make_unique<Hook>(arriving, arriving->leaves_.size()));
-    arriving->leaves_.push_back(leaf);
-  }
+  for (const at::Tensor& leaf : leaves) arriving->also_at(leaf);
   return arriving;
+}
+
+void ArrivingGradients::also_at(const at::Tensor& leaf) {
+  if (!has_gradient(leaf)) return;
+  const std::lock_guard lock(mutex_);
+  const auto is_it = [&](const at::Tensor& known) { return known.is_same(leaf); };
+  if (std::any_of(leaves_.begin(), leaves_.end(), is_it)) return;
+  torch::autograd::impl::hooks(leaf).push_back(
+      std::make_unique<Hook>(weak_from_this(), leaves_.size()));
+  leaves_.push_back(leaf);
 }
 
 ArrivingGradients::~ArrivingGradients() {

@@ -32,8 +32,15 @@ struct LeafEnergy {
   std::int64_t elements = 0;
 };
 
-// The weights of leaves. One whose energy is not finite gets that of a leaf with the median.
-std::vector<double> weights_of(const std::vector<LeafEnergy>& leaves);
+// What the weights of some leaves have in common.
+struct CommonScale {
+  double median = 0, scale = 0;  // both 0 where nothing is known: every leaf counts 1
+
+  // One whose energy is not finite counts as a leaf with the median.
+  double of(const LeafEnergy& leaf) const;
+};
+
+CommonScale common_scale(const std::vector<LeafEnergy>& leaves);
 
 // The leaf that an edge into `node` ends in, through views and casts; none if it ends elsewhere.
 std::optional<at::Tensor> leaf_behind(const torch::autograd::Node* node);
@@ -46,10 +53,12 @@ class LeafWeights {
   // Leaves are told apart by their memory: a probe may run with others in place of the user's. Any
   // that was not given counts as one with the median.
   double of(const at::Tensor& leaf) const;
+  // The weights of others beside them. If nothing is known, they are all there is.
+  std::vector<double> of(const std::vector<LeafEnergy>& leaves) const;
 
  private:
+  CommonScale common_;
   std::unordered_map<const void*, double> weights_;
-  double of_unseen_element_ = 0;
 };
 
 // The energies of gradients as they arrive at leaves, while it exists, in any number of backwards.
@@ -57,6 +66,8 @@ class ArrivingGradients : public std::enable_shared_from_this<ArrivingGradients>
  public:
   // Leaves that are not dense floating-point tensors with a gradient are left out.
   static std::shared_ptr<ArrivingGradients> at(const std::vector<at::Tensor>& leaves);
+  // One more, which may be met in the midst of a backward that has not come to it yet.
+  void also_at(const at::Tensor& leaf);
   ~ArrivingGradients();
   ArrivingGradients(const ArrivingGradients&) = delete;
   ArrivingGradients& operator=(const ArrivingGradients&) = delete;
@@ -71,8 +82,8 @@ class ArrivingGradients : public std::enable_shared_from_this<ArrivingGradients>
   ArrivingGradients() = default;
   void add(std::size_t leaf, const at::Tensor& gradient);
 
-  std::vector<at::Tensor> leaves_;
   mutable std::mutex mutex_;  // guards what follows: gradients arrive on autograd's threads
+  std::vector<at::Tensor> leaves_;
   std::vector<std::size_t> which_;
   std::vector<at::Tensor> norms_;  // of the gradients of leaves_[which_[i]]
 };

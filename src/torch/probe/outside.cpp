@@ -122,6 +122,7 @@ bool Outside::send_on(const Node& node, const variable_list& changes, Change& ch
     auto furthest = waiting.extract(std::prev(waiting.end()));
     Node& next = *furthest.key().second;
     if (const auto* leaf = dynamic_cast<torch::autograd::AccumulateGrad*>(&next)) {
+      if (const auto arriving = arriving_.lock()) arriving->also_at(leaf->variable);
       change.at_leaves.emplace_back(leaf->variable, norm_of(furthest.mapped()[0]));
       continue;
     }

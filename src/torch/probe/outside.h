@@ -51,6 +51,8 @@ class Outside {
   // The model's call will be recorded and run again. Otherwise nothing is measured here.
   void expect_model() { expected_ = true; }
   bool expects_model() const { return expected_; }
+  // Whose weights finish() will be given. It learns of leaves that only the loss has.
+  void tell_of_leaves(const std::shared_ptr<ArrivingGradients>& arriving) { arriving_ = arriving; }
 
   // The model's recorded call has returned. The order is that of finish()'s tangents.
   void model_returned(const std::vector<ModelOutput>& outputs);
@@ -88,6 +90,7 @@ class Outside {
                Change& change) const;
 
   bool expected_ = false;
+  std::weak_ptr<ArrivingGradients> arriving_;
   std::map<std::pair<const torch::autograd::Node*, std::uint32_t>, std::size_t> outputs_;
   std::vector<std::int64_t> rows_, kept_rows_;  // of each output
   std::unordered_set<const torch::autograd::Node*> nodes_;
