@@ -23,7 +23,6 @@ by.
 import argparse
 import concurrent.futures
 import contextlib
-import json
 import multiprocessing
 import pathlib
 import time
@@ -34,6 +33,7 @@ import measure
 import torch
 from models import CAPPED, checkpointed
 from modes import FOLDED
+from results import Results, aligned
 
 FOLDED = {**FOLDED, "checkpoint_fold": {"level": "paper-CB2"}}
 CHECKPOINTED = ("checkpoint", "checkpoint_fold")
@@ -98,10 +98,8 @@ def largest(task: Task) -> backfold.MaxBatch:
     )
 
 
-HEADING = (
-    f"  {'':20}{'batch':>7}{'/ plain':>9}{'samples/s':>11}{'/ plain':>9}{'peak / cap':>12}"
-    f"{'reserved / peak':>17}{'first / steady':>16}  next"
-)
+HEAD = ["", "batch", "batch / plain's", "samples/s", "/ plain's best", "peak / cap"]
+HEAD += ["reserved / peak", "first / steady", "next"]
 
 
 def outcome(found: backfold.MaxBatch) -> str:
@@ -117,16 +115,21 @@ def outcome(found: backfold.MaxBatch) -> str:
     return f"{one.batch}: above the cap"
 
 
-def row(title: str, found: backfold.MaxBatch, plain: backfold.MaxBatch, cap: float) -> str:
+def row(title: str, found: backfold.MaxBatch, plain: backfold.MaxBatch, cap: float) -> list[str]:
     best = next(one for one in found.candidates if one.batch == found.batch)
     speed = max(one.samples_per_second for one in plain.candidates if one.fits)
-    reserved = "-" if best.reserved_bytes is None else best.reserved_bytes / best.peak_bytes
-    return (
-        f"  {title:20}{best.batch:>7}{best.batch / plain.batch:>9.2f}"
-        f"{best.samples_per_second:>11,.0f}{best.samples_per_second / speed:>9.2f}"
-        f"{best.peak_bytes / cap:>12.3f}{reserved if reserved == '-' else f'{reserved:.3f}':>17}"
-        f"{best.peak_bytes / best.steady_bytes:>16.3f}  {outcome(found)}"
-    )
+    reserved = best.reserved_bytes
+    return [
+        title,
+        str(best.batch),
+        f"{best.batch / plain.batch:.2f}",
+        f"{best.samples_per_second:,.0f}",
+        f"{best.samples_per_second / speed:.2f}",
+        f"{best.peak_bytes / cap:.3f}",
+        "-" if reserved is None else f"{reserved / best.peak_bytes:.3f}",
+        f"{best.peak_bytes / best.steady_bytes:.3f}",
+        outcome(found),
+    ]
 
 
 def in_a_process(context: multiprocessing.context.BaseContext, task: Task) -> backfold.MaxBatch:
@@ -154,27 +157,25 @@ def main() -> None:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(IMPORTED)
     modes = ["plain", *(mode for mode in arguments.modes if mode != "plain")]
-    rows = [(mode, False) for mode in modes]
+    ways = [(mode, False) for mode in modes]
     if arguments.expandable:
-        rows += [(mode, True) for mode in modes if mode in FOLDED]
-    results: dict[str, dict[str, dict]] = {}
+        ways += [(mode, True) for mode in modes if mode in FOLDED]
+    results = Results("cap", arguments.json)
     for name in arguments.workloads or CAPPED:
         start = time.perf_counter()
         found: dict[str, backfold.MaxBatch] = {}
-        for mode, expandable in rows:
+        for mode, expandable in ways:
             task = Task(name, mode, expandable, arguments.gb, arguments.trials, tiny=arguments.tiny)
             print(f"{name}, {task.title}, {arguments.gb:g} GB", flush=True)
             found[task.title] = in_a_process(context, task)
-        print(f"{name}, {arguments.gb:g} GB, Adam", HEADING, sep="\n")
-        for title, one in found.items():
-            print(row(title, one, found["plain"], arguments.gb * 1e9))
+            rows = [row(*one, found["plain"], arguments.gb * 1e9) for one in found.items()]
+            tried = {
+                title: [candidate._asdict() for candidate in one.candidates]
+                for title, one in found.items()
+            }
+            results.add(name, HEAD, rows, candidates=tried)
+        print(f"{name}, {arguments.gb:g} GB, Adam", aligned(HEAD, rows), sep="\n")
         print(f"  ({time.perf_counter() - start:.0f} s)", flush=True)
-        results[name] = {
-            title: {"batch": one.batch, "candidates": [c._asdict() for c in one.candidates]}
-            for title, one in found.items()
-        }
-        if arguments.json:  # after each workload, so that an interrupted run keeps its results
-            arguments.json.write_text(json.dumps(results, indent=1) + "\n")
 
 
 if __name__ == "__main__":

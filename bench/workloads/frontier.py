@@ -20,7 +20,6 @@ fastest of them on one thread of a CPU.
 import argparse
 import contextlib
 import gc
-import json
 import pathlib
 import time
 import typing
@@ -30,9 +29,11 @@ import measure
 import torch
 from models import BUILDERS, Workload, checkpointed
 from modes import selective
+from results import Results
 
 NAMES = ["llama", "gpt2", "bert", "resnet50"]
 LEAST = 1 / 8  # of what is held without a budget
+HEAD = ["step ms", "/ plain", "held MiB", "peak MiB", "remade ms"]
 PROBED = 5  # steps after which plans are made and, where products were added, made again
 
 
@@ -84,12 +85,13 @@ def measured(mode: str, workload: Workload, scope: measure.Scope, steps: int) ->
     return Row(mode, min(times[PROBED + 2 :]), held, peak)
 
 
-def say(row: Row, plain: Row) -> None:
-    print(
-        f"  {row.mode:24}{row.step_ms:9.1f}{row.step_ms / plain.step_ms:9.2f}"
-        f"{row.held_mib:11.2f}{row.peak_mib:11.2f}{row.remade_ms:11.2f}",
-        flush=True,
-    )
+def cells(row: Row, plain: Row) -> list[str]:
+    times = [f"{row.step_ms:.1f}", f"{row.step_ms / plain.step_ms:.2f}"]
+    return times + [f"{figure:,.2f}" for figure in (row.held_mib, row.peak_mib, row.remade_ms)]
+
+
+def say(head: str, columns: list[str]) -> None:
+    print(f"  {head:24}" + "".join(f"{column:>11}" for column in columns), flush=True)
 
 
 def run(name: str, arguments: argparse.Namespace) -> dict:
@@ -97,10 +99,8 @@ def run(name: str, arguments: argparse.Namespace) -> dict:
     with torch.device(device):
         torch.manual_seed(0)
         workload = BUILDERS[name](arguments.tiny)
-    heads = ["step ms", "/ plain", "held MiB", "peak MiB", "remade ms"]
-    widths = [9, 9, 11, 11, 11]
     print(f"\n{name}: {workload.title}")
-    print(" " * 26 + "".join(f"{head:>{width}}" for head, width in zip(heads, widths, strict=True)))
+    say("", HEAD)
     exact = {"bits": None} if arguments.exact else {}
     small = {"min_bytes": 0} if arguments.tiny else {}
     rows: list[Row] = []
@@ -110,7 +110,7 @@ def run(name: str, arguments: argparse.Namespace) -> dict:
         row = measured(mode, workload, scope, arguments.steps)
         remade = fold.report().to_dict()["remade"] if fold else None
         rows.append(row._replace(remade_ms=remade["ms"] if remade else 0.0))
-        say(rows[-1], rows[0])
+        say(mode, cells(rows[-1], rows[0]))
 
     add("plain", contextlib.nullcontext)
     for every, mode in ((1, "checkpoint"), (2, "checkpoint, every 2nd")):
@@ -197,9 +197,14 @@ def main() -> None:
     elif not torch.cuda.is_available():
         parser.error("without a GPU only --tiny runs")
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
-    results = [run(name, arguments) for name in arguments.workloads or NAMES]
-    if arguments.json:
-        arguments.json.write_text(json.dumps(results, indent=2) + "\n")
+    file = Results("frontier", arguments.json)
+    results = []
+    for name in arguments.workloads or NAMES:
+        found = run(name, arguments)
+        results.append(found)
+        rows = [Row(**row) for row in found["rows"]]
+        shown = [[row.mode, *cells(row, rows[0])] for row in rows]
+        file.add(name, ["", *HEAD], shown, figures=found)
     if arguments.plot:
         plot(results, arguments.plot)
 

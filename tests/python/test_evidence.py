@@ -120,6 +120,9 @@ def check(tmp_path) -> types.ModuleType:
         for name, score, kept in (("plain", plain, 1.0), ("fixed-2", plain - 1.25, 0.1))
     ]
     (tmp_path / "trained.json").write_text(json.dumps({"runs": runs}))
+    batches = {"head": ["", "batch", "/ plain"], "rows": [["plain", "8", "1.00"]]}
+    of_run = {"command": "bench/run cap", "device": "a GPU", "torch": "2"}
+    (tmp_path / "cap.json").write_text(json.dumps({**of_run, "tables": {"bert": batches}}))
     return module
 
 
@@ -135,6 +138,9 @@ def check(tmp_path) -> types.ModuleType:
         ("trained fixed-2 kept", "0.100"),
         ("trained adaptive-2 difference", "not measured yet"),
         ("nothing bert fold.step", "not measured yet"),
+        ("cap bert/plain /_plain", "1.00"),
+        ("cap bert/all_packed batch", "not measured yet"),
+        ("cap gcn/plain batch", "not measured yet"),
     ],
 )
 def test_a_figure_in_a_sentence_comes_from_its_file(check, asked, written):
@@ -149,6 +155,26 @@ def test_tables_say_what_failed_and_what_is_missing(check):
     table = check.fresh_text(text.format("trained"))
     assert "| fixed-2 | 2 | 79.75 +- 1.41 | -1.25 | 0.5000 | 0.100 |" in table
     assert "Not measured yet." in check.fresh_text(text.format("nothing fold.step"))
+
+
+def test_a_table_stands_as_it_was_printed(check):
+    table = check.fresh_text("<!-- evidence: cap bert -->\n<!-- end of evidence -->")
+    assert "|  | batch | / plain |\n|---|---|---|\n| plain | 8 | 1.00 |\n" in table
+    assert "(`bench/run cap`; a GPU, torch 2)" in table
+
+
+def test_a_table_is_kept_as_it_was_printed(tmp_path):
+    path = tmp_path / "frontier.json"
+    options = ["gpt2", "--tiny", "--budgets", 1, "--steps", 1, "--json", path]
+    done = run("bench/workloads/frontier.py", *options)
+    assert done.returncode == 0, done.stderr
+    kept = json.loads(path.read_text())
+    assert kept["command"].startswith("bench/run frontier gpt2 --tiny")
+    (table,) = kept["tables"].values()
+    assert len({len(line) for line in [table["head"], *table["rows"]]}) == 1
+    for row in table["rows"]:
+        (line,) = (one for one in done.stdout.splitlines() if one.startswith(f"  {row[0]} "))
+        assert line.split()[-5:] == row[1:]
 
 
 def test_a_table_of_figures_names_its_command(check):
