@@ -84,7 +84,7 @@ test-asan-torch:
 	cmake --preset asan-torch -B $(ASAN_BUILD) -DPython_EXECUTABLE=$(PYTHON)
 	cmake --build $(ASAN_BUILD) --parallel $(JOBS)
 	ctest --test-dir $(ASAN_BUILD) --parallel $(JOBS) --output-on-failure --no-tests=error
-	scripts/asan_python $(PYTHON) $(ASAN_BUILD) $(ASAN_TESTS)
+	JOBS=$(JOBS) scripts/asan_python $(PYTHON) $(ASAN_BUILD) $(ASAN_TESTS)
 
 # GPU kernels are useful to Python only if torch has CUDA.
 package:
