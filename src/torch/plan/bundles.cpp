@@ -247,9 +247,10 @@ std::int64_t allowance(const Target& target, const StepReference& reference,
       double bits = 0;
       for (const Bundle& bundle : bundles) {
         if (bundle.raw) continue;
-        // What a checkpoint needs beyond the mean is not taken from other tensors.
-        const double width =
-            bundle.starts ? std::max<double>(target.value, bundle.floor) : target.value;
+        // What a checkpoint or an operation needs beyond the mean is not taken from other tensors:
+        // one width everywhere stays among the plans. (Zero-exact packets need 2 bits at most.)
+        const bool apart = bundle.starts || bundle.floor > 2;
+        const double width = apart ? std::max<double>(target.value, bundle.floor) : target.value;
         bits += width * static_cast<double>(bundle.root->reference.elements);
       }
       return static_cast<std::int64_t>(bits);

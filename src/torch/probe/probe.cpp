@@ -26,9 +26,10 @@ at::Tensor without_history(const at::Tensor& tensor) {
 
 c10::SmallVector<int, 4> Probe::widths(const Site& site, const Site& root) const {
   if (site.starts) return Starts::widths_of(root.reference);
-  // A floor of 6 marks tensors whose noise a formula amplifies. How much it does so here is
-  // measured, from 4 bits on. A floor of 8 marks tensors of unknown sensitivity.
-  const int floor = site.floor <= 6 ? std::min(site.floor, 4) : site.floor;
+  // A floor of 6 marks tensors whose noise a formula amplifies, one of 16 those where it may do so
+  // without bounds. How much it does here is measured, from 4 bits on. A floor of 8 marks tensors
+  // of unknown sensitivity.
+  const int floor = site.floor == 8 ? site.floor : std::min(site.floor, 4);
   const int least = std::max({least_, floor, root.zero_exact ? 2 : 1});
   c10::SmallVector<int, 4> widths;
   for (const int width : {1, 2, 4})
