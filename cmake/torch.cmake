@@ -82,10 +82,13 @@ add_library(backfold_torch SHARED
   src/torch/plan/moments.cpp
   src/torch/plan/noise.cpp
   src/torch/plan/plan.cpp
+  src/torch/plan/refusal.cpp
   src/torch/plan/remaking.cpp
   src/torch/plan/sample_norms.cpp
   src/torch/plan/sample_plan.cpp
+  src/torch/plan/solve.cpp
   src/torch/plan/starts.cpp
+  src/torch/plan/wording.cpp
   src/torch/probe/blocks.cpp
   src/torch/probe/closed_form.cpp
   src/torch/probe/comeback.cpp

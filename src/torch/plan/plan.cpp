@@ -2,96 +2,19 @@
 
 #include "torch/plan/plan.h"
 
-#include <c10/util/Exception.h>
-
 #include <algorithm>
 #include <cmath>
 #include <numeric>
-#include <set>
 #include <utility>
 #include <vector>
 
-#include "backfold/planner.h"
 #include "torch/plan/bundles.h"
-#include "torch/plan/limits.h"
 #include "torch/plan/moments.h"
+#include "torch/plan/refusal.h"
 #include "torch/plan/remaking.h"
+#include "torch/plan/solve.h"
 
 namespace backfold::torch_layer {
-namespace {
-
-std::string mebibytes(double bytes) {
-  char text[32];
-  std::snprintf(text, sizeof text, "%.2f MiB", bytes / (1 << 20));
-  return text;
-}
-
-using SiteBytes = std::pair<const Site*, std::int64_t>;
-
-// Names the three that take most.
-std::string largest_of(std::vector<SiteBytes> sites) {
-  std::stable_sort(sites.begin(), sites.end(),
-                   [](const SiteBytes& a, const SiteBytes& b) { return a.second > b.second; });
-  std::string names;
-  for (std::size_t i = 0; i < sites.size() && i < 3; ++i)
-    names += (i ? ", " : "") + sites[i].first->name + " (" +
-             mebibytes(static_cast<double>(sites[i].second)) + ")";
-  return names;
-}
-
-// Names the sites with the largest tensors that no width can shrink.
-std::string largest_fixed(const SiteTable& sites, std::int64_t step) {
-  std::vector<SiteBytes> fixed;
-  for (const Site& site : sites.sites())
-    if (site.ledger.step == step && site.ledger.lossy.elements == 0 && site.ledger.held_bytes > 0 &&
-        site.ledger.kind != Kind::kParameter)
-      fixed.emplace_back(&site, site.ledger.held_bytes);
-  return largest_of(std::move(fixed));
-}
-
-// What bundles take at the fewest bits that are allowed.
-struct Least {
-  std::int64_t bytes = 0;
-  Limits::Excess excess;
-  std::string largest;  // of them, where they exceed a peak most
-};
-
-// Names the bundles that take most of so many bytes each at a moment.
-std::string largest_at(int moment, const std::vector<Bundle>& bundles,
-                       const std::vector<std::int64_t>& bytes) {
-  std::vector<SiteBytes> there;
-  for (std::size_t i = 0; i < bundles.size(); ++i)
-    if (bundles[i].root->stay.from <= moment && moment < bundles[i].root->stay.until)
-      there.emplace_back(bundles[i].root, bytes[i]);
-  return largest_of(std::move(there));
-}
-
-[[noreturn]] void refuse(const SiteTable& sites, const StepReference& reference,
-                         const Target& target, const Least& least, std::int64_t step) {
-  const double held = static_cast<double>(reference.fixed_bytes + least.bytes);
-  if (has_moments(reference, target)) {
-    const double peak = target.value + static_cast<double>(least.excess.bytes);
-    const std::int64_t rest = reference.moments[static_cast<std::size_t>(least.excess.moment)];
-    TORCH_CHECK_VALUE(false, "peak=", static_cast<std::int64_t>(target.value),
-                      " bytes cannot be kept: the lowest possible is ",
-                      static_cast<std::int64_t>(peak), " bytes (", mebibytes(peak), "), ",
-                      mebibytes(static_cast<double>(rest)), " of it besides packets",
-                      least.largest.empty() ? "" : ", and of what is kept most by ", least.largest);
-  }
-  const std::string fixed = largest_fixed(sites, step);
-  const std::string holds = mebibytes(static_cast<double>(reference.fixed_bytes)) +
-                            " of it in tensors that are not compressed" +
-                            (fixed.empty() ? "" : ", the largest " + fixed);
-  if (target.kind == Target::Kind::kRatio)
-    TORCH_CHECK_VALUE(false, "ratio=", target.value, " cannot be reached: the highest possible is ",
-                      static_cast<double>(reference.unique_bytes) / held, ", because ",
-                      mebibytes(held), " are held even at the fewest bits, ", holds);
-  TORCH_CHECK_VALUE(false, name_of(target.kind), "=", static_cast<std::int64_t>(target.value),
-                    " bytes cannot be met: the lowest possible is ",
-                    static_cast<std::int64_t>(held), " bytes (", mebibytes(held), "), ", holds);
-}
-
-}  // namespace
 
 const char* name_of(Target::Kind kind) {
   switch (kind) {
@@ -126,98 +49,6 @@ double error_at(const Sensitivity& sensitivity, int bits) {
   }
   return scaled(table.back());
 }
-
-namespace {
-
-using Unfolded = std::set<const Site*>;
-
-// What all bundles may take: `allowed` of what a target counts, or at every moment of a peak.
-Limits limits_of(const SiteTable& sites, const StepReference& reference, const Target& target,
-                 const Marked& marked, const std::vector<Bundle>& bundles, std::int64_t allowed,
-                 const Unfolded& unfolded) {
-  if (!has_moments(reference, target)) return {bundles.size(), allowed};
-  return {bundles, left_for_packets(sites, reference, target, marked), unfolded};
-}
-
-bool is_unfolded(const Bundle& bundle) {
-  return bundle.root->choice && bundle.root->choice->bits == kRawBits;
-}
-
-// Of a peak: bundles that are not worth a packet. When they are read, which is early in backward,
-// packet and decoded tensor are there together, and all the rest is still held: unfolded they
-// lower the least peak that is possible, or leave it as it is.
-Unfolded not_worth_a_packet(const SiteTable& sites, const StepReference& reference,
-                            const Target& target, const Marked& marked,
-                            const std::vector<Bundle>& bundles) {
-  Unfolded unfolded;
-  if (!has_moments(reference, target)) return unfolded;
-  const std::vector<std::int64_t> left = left_for_packets(sites, reference, target, marked);
-  std::vector<std::int64_t> least;
-  std::vector<std::size_t> order;
-  for (std::size_t i = 0; i < bundles.size(); ++i) {
-    const Bundle& bundle = bundles[i];
-    least.push_back(
-        bytes_at(bundle.root->reference, width_from(target, bundle, 1), bundle.grouping()));
-    if (bundle.riders.empty() && !bundle.raw && !bundle.starts &&
-        bundle.root->stay.read != Site::Stay::kAlways)
-      order.push_back(i);
-  }
-  std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
-    return bundles[a].root->stay.read < bundles[b].root->stay.read;
-  });
-  std::int64_t lowest = Limits(bundles, left).excess(least).bytes;
-  for (const std::size_t i : order) {
-    std::vector<std::int64_t> bytes = least;
-    bytes[i] = bytes_at(bundles[i].root->reference, kRawBits, {});
-    unfolded.insert(bundles[i].root);
-    const std::int64_t excess = Limits(bundles, left, unfolded).excess(bytes).bytes;
-    if (excess > lowest) {
-      unfolded.erase(bundles[i].root);
-      continue;
-    }
-    lowest = excess;
-    least = std::move(bytes);
-  }
-  return unfolded;
-}
-
-struct Uniform {
-  int width = 0;  // 0: none meets the target
-  Least least;
-};
-
-Uniform widest_uniform(const SiteTable& sites, const StepReference& reference, const Target& target,
-                       std::int64_t step, const Marked& marked) {
-  const std::vector<Bundle> bundles = bundles_of(const_cast<SiteTable&>(sites), step, marked);
-  const std::int64_t spared = exact_bytes(sites, marked);
-  Unfolded unfolded;
-  for (const Bundle& bundle : bundles)
-    if (is_unfolded(bundle)) unfolded.insert(bundle.root);
-  const Limits limits = limits_of(sites, reference, target, marked, bundles,
-                                  allowance(target, reference, bundles) + spared, unfolded);
-  Uniform best;
-  for (const int width : kCodeWidths) {
-    std::vector<std::int64_t> bytes;
-    for (const Bundle& bundle : bundles) {
-      // What checkpoints start again from is exact until it was measured, which no target can
-      // count on afterwards.
-      const bool unknown = bundle.starts && !bundle.root->tried;
-      bytes.push_back(bytes_at(bundle.root->reference,
-                               is_unfolded(bundle) ? kRawBits
-                               : unknown           ? std::max(width, 4)
-                                                   : width_from(target, bundle, width),
-                               {}));
-    }
-    const Limits::Excess excess = limits.excess(bytes);
-    if (width == kCodeWidths.front())
-      best.least = {std::accumulate(bytes.begin(), bytes.end(), -spared), excess,
-                    largest_at(excess.moment, bundles, bytes)};
-    if (excess.bytes <= 0) best.width = width;
-  }
-  return best;
-}
-
-}  // namespace
 
 bool is_known(const StepReference& reference, const Target& target) {
   return reference.saved_bytes > 0 &&
@@ -266,82 +97,9 @@ namespace {
 // bits more for the worst of them take far less memory than those tensors do.
 constexpr double kMoreRoom[] = {1.125, 1.25, 1.5, 1.75, 2};
 
-// Tensors of 1 bit do more harm than the error of a single step tells: plans that weigh it by 16
-// train better at the same bytes (docs/plans.md).
-constexpr double kWeightOfOneBit = 16;
-
-struct Solution {
-  std::vector<Bundle> bundles;
-  std::vector<Option> options;  // one per bundle
-  double error = 0, uniform_error = 0;
-  Limits::Excess excess;  // of what the options cost
-  Unfolded unfolded;      // as they are not worth a packet
-};
-
-// With `room` times what the target allows. None where no plan is possible, and `least` is given:
-// what bundles take at least.
-std::optional<Solution> solve(SiteTable& sites, const StepReference& reference,
-                              const Target& target, std::int64_t step, const Marked& marked,
-                              const std::set<const Site*>& kept = {}, double room = 1,
-                              Least* least_possible = nullptr) {
-  Solution solution;
-  solution.bundles = bundles_of(sites, step, marked);
-  solution.unfolded = not_worth_a_packet(sites, reference, target, marked, solution.bundles);
-  std::vector<Bundle> open = solution.bundles;
-  std::erase_if(open, [&](const Bundle& bundle) { return kept.contains(bundle.root); });
-  const bool bits = target.kind == Target::Kind::kBits;
-  // Where not even the fewest bits meet the target, sites without a table have those.
-  const int uniform =
-      bits ? widest_within(target.value)
-           : std::max(1, widest_uniform(sites, reference, target, step, marked).width);
-  std::vector<PlanSite> menus;
-  std::vector<std::vector<Option>> options;
-  std::vector<std::int64_t> least;
-  for (const Bundle& bundle : solution.bundles) {
-    const int at_uniform = width_from(target, bundle, uniform);
-    solution.uniform_error += bundle.error(at_uniform);
-    const bool raw = kept.contains(bundle.root) || solution.unfolded.contains(bundle.root);
-    options.push_back(raw ? std::vector<Option>{kept_option(target, bundle)}
-                          : options_for(target, bundle, at_uniform));
-    PlanSite menu;
-    for (const Option& option : options.back())
-      menu.options.push_back(
-          {option.cost, (option.choice.bits == 1 ? kWeightOfOneBit : 1) * option.error});
-    least.push_back(std::min_element(menu.options.begin(), menu.options.end(),
-                                     [](const auto& a, const auto& b) { return a.bytes < b.bytes; })
-                        ->bytes);
-    menus.push_back(std::move(menu));
-  }
-  const std::int64_t spared = bits ? 0 : exact_bytes(sites, marked);
-  auto allowed = static_cast<std::int64_t>(
-      room * static_cast<double>(allowance(target, reference, open) + spared));
-  // If floors rule the mean out, the plan comes as close to it as they allow.
-  const std::int64_t smallest = std::accumulate(least.begin(), least.end(), std::int64_t{0});
-  if (bits) allowed = std::max(allowed, smallest);
-  const Limits limits =
-      limits_of(sites, reference, target, marked, solution.bundles, allowed, solution.unfolded);
-  const auto choice = limits.choose(menus);
-  if (!choice) {
-    const Limits::Excess excess = limits.excess(least);
-    const Least too_much{smallest - spared, excess,
-                         largest_at(excess.moment, solution.bundles, least)};
-    if (!least_possible) refuse(sites, reference, target, too_much, step);
-    *least_possible = too_much;
-    return std::nullopt;
-  }
-  std::vector<std::int64_t> costs;
-  for (std::size_t i = 0; i < options.size(); ++i) {
-    solution.options.push_back(options[i][static_cast<std::size_t>((*choice)[i])]);
-    solution.error += solution.options.back().error;
-    costs.push_back(solution.options.back().cost);
-  }
-  solution.excess = limits.excess(costs);
-  return solution;
-}
-
 // Adds the sites with the largest errors until the rest add up to no more than `most`. False if
 // that adds none.
-bool keep_worst(const Solution& solution, double most, std::set<const Site*>& kept) {
+bool keep_worst(const Solution& solution, double most, Unfolded& kept) {
   std::vector<std::size_t> order(solution.bundles.size());
   std::iota(order.begin(), order.end(), 0);
   std::sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
@@ -356,10 +114,6 @@ bool keep_worst(const Solution& solution, double most, std::set<const Site*>& ke
   }
   return kept.size() > before;
 }
-
-}  // namespace
-
-namespace {
 
 // Where a checkpoint starts again from memory that another site has packed before, one packet of
 // the wider of both widths serves both.
@@ -413,7 +167,7 @@ Marked enough_marked(SiteTable& sites, const StepReference& reference, const Tar
 
 PlanSummary make_plan(SiteTable& sites, const StepReference& reference, const Target& target,
                       std::int64_t step, std::optional<double> most, std::optional<double> energy) {
-  std::set<const Site*> kept;
+  Unfolded kept;
   Marked marked;
   if (target.kind != Target::Kind::kBits) {
     constexpr double kPart = 0.25;
@@ -429,7 +183,7 @@ PlanSummary make_plan(SiteTable& sites, const StepReference& reference, const Ta
     if (raised) solution = std::move(roomier);
   }
   while (most && solution.error > *most) {
-    const std::set<const Site*> before = kept;
+    const Unfolded before = kept;
     if (!keep_worst(solution, *most, kept)) break;
     Least least;
     auto roomier = solve(sites, reference, target, step, marked, kept, 1, &least);

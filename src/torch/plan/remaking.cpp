@@ -6,10 +6,12 @@
 
 #include <algorithm>
 #include <map>
+#include <utility>
 
 #include "torch/capture/lap.h"
 #include "torch/plan/limits.h"
 #include "torch/plan/moments.h"
+#include "torch/plan/wording.h"
 
 namespace backfold::torch_layer {
 namespace {
@@ -101,26 +103,14 @@ double spared_by(const std::vector<RemakingUnit>& units) {
   return spared;
 }
 
-std::string mebibytes(std::int64_t bytes) {
-  char text[32];
-  std::snprintf(text, sizeof text, "%.2f MiB", static_cast<double>(bytes) / (1 << 20));
-  return text;
-}
-
 // Names the sites that hold most, but for those that are marked.
 std::string largest_but(const SiteTable& sites, const Marked& marked, std::int64_t step) {
-  std::vector<const Site*> rest;
+  std::vector<SiteBytes> rest;
   for (const Site& site : sites.sites())
     if (site.ledger.step == step && site.ledger.held_bytes > 0 && !marked.contains(&site) &&
         site.ledger.kind != Kind::kParameter)
-      rest.push_back(&site);
-  std::sort(rest.begin(), rest.end(), [](const Site* a, const Site* b) {
-    return a->ledger.held_bytes > b->ledger.held_bytes;
-  });
-  std::string names;
-  for (std::size_t i = 0; i < rest.size() && i < 3; ++i)
-    names += (i ? ", " : "") + rest[i]->name + " (" + mebibytes(rest[i]->ledger.held_bytes) + ")";
-  return names;
+      rest.emplace_back(&site, site.ledger.held_bytes);
+  return largest_of(std::move(rest));
 }
 
 std::int64_t most_on_the_way(const StepReference& reference, std::int64_t allowed) {
