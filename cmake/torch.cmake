@@ -63,12 +63,14 @@ add_library(backfold_torch SHARED
   src/torch/codec/reused_memory.cpp
   src/torch/codec/shares.cpp
   src/torch/codec/threads.cpp
+  src/torch/json/plan.cpp
   src/torch/json/report.cpp
   src/torch/json/site.cpp
   src/torch/json/state.cpp
   src/torch/offload/arena.cpp
   src/torch/offload/backing.cpp
   src/torch/offload/file_backing.cpp
+  src/torch/offload/link.cpp
   src/torch/offload/offloader.cpp
   src/torch/offload/order.cpp
   src/torch/offload/pinned_backing.cpp
@@ -76,6 +78,7 @@ add_library(backfold_torch SHARED
   src/torch/peak.cpp
   src/torch/plan/bundles.cpp
   src/torch/plan/combine.cpp
+  src/torch/plan/exact_plan.cpp
   src/torch/plan/gradient_sketch.cpp
   src/torch/plan/guard.cpp
   src/torch/plan/limits.cpp
@@ -84,8 +87,10 @@ add_library(backfold_torch SHARED
   src/torch/plan/plan.cpp
   src/torch/plan/refusal.cpp
   src/torch/plan/remaking.cpp
+  src/torch/plan/remedies.cpp
   src/torch/plan/sample_norms.cpp
   src/torch/plan/sample_plan.cpp
+  src/torch/plan/sending.cpp
   src/torch/plan/solve.cpp
   src/torch/plan/starts.cpp
   src/torch/plan/wording.cpp

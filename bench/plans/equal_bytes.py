@@ -48,7 +48,7 @@ def measure(model: str, seed: int, source: Source) -> list[Row]:
     rows = []
     for bits in WIDTHS:
         stored, _ = planned(case, seed, bits=bits, derive=False)
-        derived, mean = planned(case, seed, budget=held(stored))
+        derived, mean = planned(case, seed, budget=held(stored), offload=False)
         errors = (true_error(case, fold, plain).energy for fold in (stored, derived))
         relative = [error / energy(plain) for error in errors]
         rows.append(Row(model, bits, *relative, held(derived) / held(stored), mean))

@@ -59,7 +59,7 @@ struct ControllerOptions {
   // be folded exactly. Without a plan, every tensor gets the next width below.
   std::optional<double> bits = 4;
   std::optional<double> ratio = {};         // bytes that autograd alone would keep / bytes held
-  std::optional<std::int64_t> budget = {};  // bytes held at the end of a scope
+  std::optional<std::int64_t> budget = {};  // bytes held on the device at the end of a scope
   // Bytes at any moment of a step: all that torch allocates on a GPU, on a CPU what is held and
   // what is made for the node that runs.
   std::optional<std::int64_t> peak = {};
@@ -77,8 +77,9 @@ struct ControllerOptions {
   // take no memory. A level derives nothing: it folds what its paper does.
   bool derive = true;
   // What is kept, folded or not, goes to pinned host memory, or from a CPU to a file in TMPDIR, and
-  // comes back before backward reads it. A budget counts it all the same.
-  bool offload = false;
+  // comes back before backward reads it: all of it, which a budget counts all the same, or nothing.
+  // None: only what a budget is not kept without, unless several processes plan together.
+  std::optional<bool> offload = {};
   // Segments of torch's allocator on GPUs grow and shrink (expandable_segments), so that packets in
   // memory that is nearly full leave no gaps too small for the next tensor. A setting of the whole
   // process, which stays. On a CPU it changes nothing.

@@ -53,7 +53,8 @@ struct ReportRow {
 struct ReportPlan {
   std::int64_t step = 0;        // after which it was made
   std::int64_t sites = 0;       // places measured
-  std::int64_t held_bytes = 0;  // in the largest step
+  std::int64_t held_bytes = 0;  // on the device, in the largest step
+  std::int64_t sent_bytes = 0;  // besides, offloaded: a budget is not kept without
   double mean_bits = 0;         // of a code, over the elements of lossy tensors
   double error = 0;             // error energy added to the gradient
   double uniform_error = 0;     // the same with one width everywhere that takes no more memory
@@ -68,7 +69,8 @@ struct ReportPlan {
 struct ReportRemade {
   std::int64_t places = 0;
   std::int64_t bytes = 0;       // that are not held for it
-  std::int64_t held_bytes = 0;  // that the plan expects
+  std::int64_t held_bytes = 0;  // that the plan expects on the device
+  std::int64_t sent_bytes = 0;  // and offloaded, where tensors are exact
   double ms = 0;                // that these products took when they ran first
 };
 

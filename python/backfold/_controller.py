@@ -59,9 +59,10 @@ class Controller:
             bitwise the same (except for a NaN that enters hardtanh or a shrink on the CPU, see
             docs/backward.md).
         ratio: bytes that autograd alone would keep alive / bytes held.
-        budget: bytes held at the end of the block, as a number or a string like ``"6GiB"``. If
-            steps differ in size, the largest has to meet it. Where bits alone are not enough,
-            matrix products, convolutions and attention are run again in backward.
+        budget: bytes held on the device at the end of the block, as a number or a string like
+            ``"6GiB"``. If steps differ in size, the largest has to meet it. Where bits alone are
+            not enough, matrix products, convolutions and attention are run again in backward, or
+            bytes are offloaded, whichever takes less time.
         peak: bytes at any moment of a step, in the same way: all that torch allocates on a GPU, on
             a CPU what is held and what is made for the operation that runs. Kept by measurement
             from the third step on.
@@ -81,8 +82,10 @@ class Controller:
         keep: modules whose saved tensors are not folded, as patterns of paths or as instances.
         derive: make tensors again in backward that a cheap operation makes of what is kept anyway,
             instead of keeping them. A level derives nothing: it folds what its paper does.
-        offload: keep the bytes, folded or not, in pinned host memory, or for a model on the CPU in
-            a file in ``TMPDIR``; they come back before backward reads them.
+        offload: True keeps the bytes, folded or not, in pinned host memory, or for a model on the
+            CPU in a file in ``TMPDIR``; they come back before backward reads them. None does so
+            with what `budget` cannot be kept without, where no products take less time for it, and
+            False with nothing.
         defragment: let segments of torch's allocator on GPUs grow and shrink
             (``expandable_segments``), for memory that is nearly full. It holds for the whole
             process, and stays. On a CPU it changes nothing.
@@ -115,7 +118,7 @@ class Controller:
         menu: Iterable[Codec] = (),
         keep: Iterable[str | torch.nn.Module] = (),
         derive: bool = True,
-        offload: bool = False,
+        offload: bool | None = None,
         defragment: bool = False,
         min_bytes: int = 16384,
         seed: int = 0,
@@ -131,9 +134,11 @@ class Controller:
         for name, value in (("min_bytes", min_bytes), ("seed", seed)):
             if isinstance(value, bool) or not isinstance(value, int):
                 raise TypeError(f"{name} must be an int, got {value!r}")
-        for name, value in (("derive", derive), ("offload", offload), ("defragment", defragment)):
+        for name, value in (("derive", derive), ("defragment", defragment)):
             if not isinstance(value, bool):
                 raise TypeError(f"{name} must be True or False, got {value!r}")
+        if offload is not None and not isinstance(offload, bool):
+            raise TypeError(f"offload must be True, False or None, got {offload!r}")
         if not isinstance(sync, bool) and not is_group(sync):
             raise TypeError(f"sync must be True, False or a process group, got {sync!r}")
         if not 0 <= seed < 2**64:

@@ -114,7 +114,14 @@ class PyController {
     const GraphHooks graph_hooks(hooks);
     controller_.state().blocks.device.reset();
     if (device >= 0) controller_.state().blocks.device.emplace(at::kCUDA, device);
-    scope_.emplace(controller_.enter());
+    try {
+      torch::PyWarningHandler as_python_warnings;
+      scope_.emplace(controller_.enter());
+    } catch (...) {  // a warning that the program takes for an error, too
+      const py::error_scope raised;
+      scope_.reset();
+      throw;
+    }
   }
 
   void exit() {

@@ -137,17 +137,19 @@ std::shared_ptr<State> state_for(const ControllerOptions& options) {
   state->turns.replays = options.replay;
   state->turns.on_noise = options.on_noise;
   join(*state, options.rank, options.world_size, options.gather);
-  bool offload = options.offload, defragment = options.defragment;
+  bool defragment = options.defragment;
+  std::optional<bool> offload = options.offload;
   if (!options.level.empty()) {
     const Level& level = level_named(options.level);
-    offload |= level.offload;
+    if (level.offload) offload = true;
     defragment |= level.defragment;
     TORCH_CHECK_VALUE(level.codecs.empty() || options.codec.empty(), "level='", options.level,
                       "' sets its own codec, so codec cannot be given as well");
     for (const CodecRule& rule : level.codecs) state->policy.add(rule);
     if (level.checkpoints) state->blocks.wants_checkpoints = level.name;
   }
-  if (offload) state->offloader = std::make_shared<Offloader>();
+  using Offloading = State::Offloading;
+  if (offload) state->offloading = *offload ? Offloading::kEverything : Offloading::kNothing;
   if (defragment && at::hasCUDA()) make_segments_expandable();
   for (const CodecRule& rule : options.codec) state->policy.add(rule);
   for (const Codec& codec : options.menu) state->policy.offer(codec);

@@ -66,19 +66,36 @@ void correct(State& state, const Target& target, std::int64_t measured) {
   planning.marks_anew |= planning.exact.has_value();
 }
 
-// What a new plan makes of tensors depends on it: one that was made from an exact tensor may need a
-// packet of its own once that has one. So what a budget's plan holds is compared as well.
-void settle_budget(State& state) {
-  Planning& planning = state.planning;
-  const auto& target = planning.target;
-  if (!target || target->kind != Target::Kind::kBudget || !planning.plan ||
-      planning.plan->step >= state.blocks.steps ||
-      planning.peak.saved_bytes != planning.reference.saved_bytes || planning.outgrown)
-    return;
+// Bytes that a step held, but for those that left, and marks places some of whose did not although
+// they were to.
+std::int64_t held_here(State& state) {
   std::int64_t held = 0;
-  for (const Site& site : state.sites->sites())
-    if (site.ledger.step == state.blocks.steps && site.ledger.kind != Kind::kParameter)
-      held += site.ledger.held_bytes;
+  for (Site& site : state.sites->sites()) {
+    const Ledger& ledger = site.ledger;
+    if (ledger.step != state.blocks.steps || ledger.kind == Kind::kParameter) continue;
+    held += ledger.held_bytes;
+    if (!site.sent || state.offloading != State::Offloading::kByPlan) continue;
+    const std::int64_t sent = ledger.away ? ledger.away->sent.load() : 0;
+    held -= sent;
+    site.stuck |= sent < ledger.held_bytes;
+  }
+  return held;
+}
+
+// What a new plan makes of tensors depends on it: one that was made from an exact tensor may need a
+// packet of its own once that has one; and what is to leave may turn out to stay. So what a
+// budget's plan holds is compared as well.
+void settle_budget(State& state) {
+  const Planning& planning = state.planning;
+  const auto& target = planning.target ? planning.target : planning.exact;
+  const bool planned =
+      planning.target
+          ? planning.plan && planning.plan->step < state.blocks.steps && !planning.outgrown
+          : planning.products == Planning::Products::kPlanned && planning.sends;
+  if (!target || target->kind != Target::Kind::kBudget || !planned ||
+      planning.peak.saved_bytes != planning.reference.saved_bytes)
+    return;
+  const std::int64_t held = held_here(state);
   if (static_cast<double>(held) > target->value) correct(state, *target, held);
 }
 

@@ -27,8 +27,8 @@ void check_capturable(const State& state) {
               "backfold: a CUDA graph cannot be captured before the first plan is made, after ",
               state.blocks.steps,
               " steps: run a few more outside of the capture first, or call calibrate()");
-  TORCH_CHECK(!state.offloader,
-              "backfold: offload=True cannot be captured in a CUDA graph: at a replay, what is "
+  TORCH_CHECK(!offloads(state),
+              "backfold: offloading cannot be captured in a CUDA graph: at a replay, what is "
               "copied to the host would be another tensor's memory");
 }
 

@@ -135,9 +135,13 @@ std::string Report::text(std::size_t limit) const {
                   plan->mean_bits, mebibytes(plan->held_bytes).c_str(), plan->error,
                   plan->uniform_error);
     out += text;
+    if (plan->sent_bytes > 0)
+      out += "and " + mebibytes(plan->sent_bytes) + " MiB offloaded, as the budget needs\n";
     if (plan->peak_bytes)
       out += "expected at the peak of a step: " + mebibytes(*plan->peak_bytes) + " MiB\n";
   }
+  if (remade && remade->sent_bytes > 0)
+    out += "offloaded, as the budget needs: " + mebibytes(remade->sent_bytes) + " MiB\n";
   if (remade && remade->places > 0) {
     std::snprintf(text, sizeof text,
                   "products run again for %lld places: %s MiB less held, %.3f ms more in a step\n",
@@ -223,7 +227,7 @@ Report report_of(const State& state) {
     row.saves = ledger.saves;
     row.saved_bytes = ledger.saved_bytes;
     row.unique_bytes = ledger.unique_bytes;
-    row.offloaded_bytes = ledger.away ? ledger.away->load() : 0;
+    row.offloaded_bytes = ledger.away ? ledger.away->left.load() : 0;
     row.held_bytes = ledger.held_bytes - row.offloaded_bytes;
     row.duplicate_bytes = ledger.duplicate_bytes;
     Kind kind = ledger.kind;

@@ -4,10 +4,13 @@
 
 #include <c10/util/Exception.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "base/rng.h"
+#include "torch/offload/link.h"
 #include "torch/plan/bundles.h"
+#include "torch/plan/exact_plan.h"
 #include "torch/plan/sample_plan.h"
 #include "torch/plan/starts.h"
 #include "torch/replays.h"
@@ -25,6 +28,46 @@ int uniform_width_of(const State& state) {
   // What products can spare is known after the next step.
   if (planning.products == Planning::Products::kWanted) return width_about(state);
   return uniform_width(*state.sites, planning.reference, *planning.target, state.blocks.steps);
+}
+
+const std::optional<Target>& target_of(const Planning& planning) {
+  return planning.target ? planning.target : planning.exact;
+}
+
+// The device that what is saved leaves.
+std::optional<at::Device> device_of(const State& state) {
+  if (state.model.parameters.empty()) return state.blocks.saved_on;
+  return state.model.parameters.front().tensor.device();
+}
+
+// How long what a plan could have leave takes for it.
+void look_at_link(State& state) {
+  const auto& target = target_of(state.planning);
+  const bool may_send = state.offloading == State::Offloading::kByPlan && !state.together.on() &&
+                        target && target->kind == Target::Kind::kBudget;
+  const auto device = may_send ? device_of(state) : std::nullopt;
+  const auto link = device ? link_of(*device) : std::nullopt;
+  state.planning.reference.ms_per_sent_byte =
+      link ? std::optional(link->ms_per_byte) : std::nullopt;
+}
+
+// Says once that a budget is kept by what the user did not ask for.
+void tell_of_sends(State& state) {
+  Planning& planning = state.planning;
+  const auto& target = target_of(planning);
+  const std::int64_t bytes = planning.reference.sent_bytes;
+  if (!planning.sends || !target || bytes == 0 || std::exchange(planning.told_sends, true)) return;
+  TORCH_WARN("backfold: budget=", static_cast<std::int64_t>(target->value),
+             " bytes is kept by offloading ", bytes, " bytes to ",
+             link_of(*device_of(state))->where, "; offload=False rules that out");
+}
+
+// Before the first plan.
+void mark_sites(State& state) {
+  Planning& planning = state.planning;
+  look_at_link(state);
+  mark_until_planned(*state.sites, planning.reference, *planning.target, state.blocks.steps);
+  note_sends(state);
 }
 
 // Says once that the target cannot be kept, and names each place that is kept exact once.
@@ -58,10 +101,11 @@ StoreOptions options_now(State& state) {
     settle_products(state);
   }
   if (planning.target && plans) {
-    // What a peak is not lowered by needs no products to be marked.
-    if (!planning.plan && planning.target->kind == Target::Kind::kPeak &&
-        planning.products != Products::kPlanned)
-      mark_until_planned(*state.sites, planning.reference, *planning.target, state.blocks.steps);
+    // What a peak is not lowered by needs no products to be marked, nor does what leaves.
+    const bool products = planning.target->kind == Target::Kind::kPeak
+                              ? planning.products == Products::kPlanned
+                              : planning.products != Products::kUnwanted;
+    if (!planning.plan && !products) mark_sites(state);
     if (!planning.plan) state.options.bits = uniform_width_of(state);
     // Several processes do this at their next meeting.
     if (!state.together.on()) {
@@ -72,6 +116,7 @@ StoreOptions options_now(State& state) {
       settle_scores(state);
     }
   }
+  if (plans) tell_of_sends(state);
   StoreOptions options = state.options;
   options.seed = rounding_seed(state);
   options.sharded = state.model.sharded;
@@ -87,13 +132,24 @@ StoreOptions options_now(State& state) {
   return options;
 }
 
+bool offloads(const State& state) {
+  return state.offloading == State::Offloading::kEverything || state.planning.sends;
+}
+
 Offload begin_trip(State& state) {
+  if (!offloads(state) || state.probing.owns_blocks()) return {};
   std::shared_ptr<Offloader>& offloader = state.offloader;
-  if (!offloader || state.probing.owns_blocks()) return {};
-  if (offloader->is_of_another_process()) offloader = std::make_shared<Offloader>();
+  if (!offloader || offloader->is_of_another_process()) offloader = std::make_shared<Offloader>();
   if (!state.model.parameters.empty())
     offloader->require(state.model.parameters.front().tensor.device());
-  return {offloader, offloader->begin()};
+  return {offloader, offloader->begin(), state.offloading == State::Offloading::kEverything};
+}
+
+void note_sends(State& state) {
+  const auto& sites = state.sites->sites();
+  state.planning.sends =
+      state.offloading == State::Offloading::kByPlan &&
+      std::any_of(sites.begin(), sites.end(), [](const Site& site) { return site.sent; });
 }
 
 int least_width(const State& state) {
@@ -107,7 +163,7 @@ std::optional<int> noisy_width(const State& state) {
   return width < kNoisyBelow ? std::optional(width) : std::nullopt;
 }
 
-PlanSummary plan_for(const Target& target, SiteTable& sites, const StepReference& reference,
+PlanSummary plan_for(const Target& target, SiteTable& sites, StepReference& reference,
                      std::int64_t step, std::optional<double> energy) {
   set_safe_widths(sites, target, energy);
   // The most error that a plan may expect. Gradients shrink in the first steps, and a plan that
@@ -128,6 +184,7 @@ void adopt_plan(State& state, PlanSummary plan) {
                                  .uniform_error = plan.uniform_error,
                                  .gradient_energy = planning.gradient_energy});
   planning.plan = std::move(plan);
+  note_sends(state);
   if (state.together.rank == 0) tell_of_noise(planning);  // it is the same in all processes
   state.options.bits = widest_within(planning.plan->mean_bits);
   planning.peak.watches = true;
@@ -135,12 +192,13 @@ void adopt_plan(State& state, PlanSummary plan) {
 }
 
 void replan(State& state) {
-  const Planning& planning = state.planning;
+  Planning& planning = state.planning;
+  look_at_link(state);
   const Marked before = marked_now(*state.sites);
   adopt_plan(state, plan_for(*planning.target, *state.sites, planning.reference, state.blocks.steps,
                              planning.gradient_energy));
   if (planning.products != Planning::Products::kUnwanted)
-    state.planning.remade = remade_by(*state.sites, planning.plan->held_bytes);
+    planning.remade = remade_by(*state.sites, planning.plan->held_bytes);
   // What is made from other packets now has another error, which the next step measures. Once:
   // plans that disagree would be made forever.
   if (marked_now(*state.sites) != before)
@@ -159,10 +217,12 @@ void settle_products(State& state) {
     return;
   }
   if (planning.exact) {
+    look_at_link(state);
     planning.remade =
         plan_exactly(*state.sites, planning.reference, *planning.exact, state.blocks.steps);
+    note_sends(state);
   } else if (!planning.plan) {
-    mark_until_planned(*state.sites, planning.reference, *planning.target, state.blocks.steps);
+    mark_sites(state);
   } else {
     planning.outgrown = true;  // the plan did not know these times
   }

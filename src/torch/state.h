@@ -51,8 +51,9 @@ struct ModelListing {
 
 // Written by blocks as they begin and end.
 struct BlockHistory {
-  std::int64_t steps = 0;            // blocks in which something was saved
-  std::optional<at::Device> device;  // whose allocator is asked what hooks do not see
+  std::int64_t steps = 0;              // blocks in which something was saved
+  std::optional<at::Device> device;    // whose allocator is asked what hooks do not see
+  std::optional<at::Device> saved_on;  // of what the last one saved first
   // Allocated by the last step and not freed in it, or offloaded.
   std::optional<std::int64_t> grown_bytes;
   bool unmet_samples = false;     // ids were given, but for another batch
@@ -72,6 +73,7 @@ struct Planning {
   std::optional<PlanSummary> plan;        // the last one
   std::set<std::string> told_kept;        // places that a warning has named
   bool told_raised = false;               // that plans take more than was asked for
+  bool told_sends = false;                // that a budget is not kept without offloading
   bool outgrown = false;                  // a step was larger than the plan knew
   // Of samples that have widths of their own. calibrate() packs nothing, so that its plan asks the
   // step that follows for them.
@@ -82,6 +84,7 @@ struct Planning {
   // a plan was made of it.
   enum class Products { kUnwanted, kWanted, kTimed, kPlanned } products = Products::kUnwanted;
   std::optional<RemadePlan> remade;
+  bool sends = false;  // what some sites keep
   PeakKeeping peak;
   bool marks_anew = false;  // exact tensors took more than they were to
 };
@@ -118,7 +121,9 @@ struct Probing {
 
 struct State {
   StoreOptions options;
-  std::shared_ptr<Offloader> offloader;  // null where everything stays on its device
+  // What leaves its device: what a budget is not kept without, unless the user says otherwise.
+  enum class Offloading { kNothing, kByPlan, kEverything } offloading = Offloading::kByPlan;
+  std::shared_ptr<Offloader> offloader;  // null until something leaves
   Policy policy;                         // what the user says about codecs
   std::shared_ptr<SiteTable> sites = std::make_shared<SiteTable>();
   std::shared_ptr<Timeline> timeline = std::make_shared<Timeline>();
@@ -142,9 +147,13 @@ std::uint64_t rounding_seed(const State& state);
 // Options of the block that is about to begin: widths that are not planned follow the target.
 StoreOptions options_now(State& state);
 
+// Whether anything that the next block keeps leaves its device.
+bool offloads(const State& state);
 // Where the block that is about to begin sends what it keeps. Raises where the model's device has
 // nowhere to send it.
 Offload begin_trip(State& state);
+// Plans have marked other sites than before.
+void note_sends(State& state);
 
 // The narrowest width worth measuring for what the user wants.
 int least_width(const State& state);
@@ -156,7 +165,7 @@ std::optional<int> noisy_width(const State& state);
 void replan(State& state);
 // The plan for a target, from tables of one process or of several. `energy` is that of the
 // gradient.
-PlanSummary plan_for(const Target& target, SiteTable& sites, const StepReference& reference,
+PlanSummary plan_for(const Target& target, SiteTable& sites, StepReference& reference,
                      std::int64_t step, std::optional<double> energy);
 // Puts a plan that was made for the controller's sites into force.
 void adopt_plan(State& state, PlanSummary plan);

@@ -195,7 +195,8 @@ Outcome plan_together(State& state, const Failure& failure) {
   SiteTable agreed;
   agreed.take(combined.weighted());
   const Tables& together = combined.tables;
-  adopt_plan(state, plan_for(*planning.target, agreed, together.reference, together.steps,
+  StepReference reference = together.reference;
+  adopt_plan(state, plan_for(*planning.target, agreed, reference, together.steps,
                              together.gradient_energy));
   planning.scores =
       plan_samples(agreed, state.policy) ? Planning::Scores::kKnown : Planning::Scores::kWanted;

@@ -156,7 +156,7 @@ def test_nothing_is_captured_before_there_is_a_plan():
 
 def test_offloading_is_not_captured():
     fold = backfold.Controller(bits=4, adaptive=False, min_bytes=0, offload=True)
-    refused(fold, 2, "offload=True cannot be captured")
+    refused(fold, 2, "offloading cannot be captured")
 
 
 def test_projections_are_not_captured():

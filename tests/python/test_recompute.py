@@ -52,7 +52,8 @@ def built(name: str):
 
 
 def exact(model, **options) -> backfold.Controller:
-    return backfold.Controller(model, bits=None, min_bytes=0, **options)
+    """Without offloading, which may take less time than small products do."""
+    return backfold.Controller(model, bits=None, min_bytes=0, offload=False, **options)
 
 
 def held_without(model, loss) -> int:
@@ -232,7 +233,7 @@ def test_a_larger_batch_is_planned_for():
 
 
 def planned(model, loss, steps: int = 5, **options) -> backfold.Controller:
-    fold = backfold.Controller(model, min_bytes=0, **options)
+    fold = backfold.Controller(model, min_bytes=0, offload=False, **options)
     for _ in range(steps):
         gradients(model, loss, fold)
     return fold

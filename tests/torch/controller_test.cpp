@@ -91,6 +91,38 @@ TEST(Controller, OffloadingLeavesGradientsBitwise) {
   }
 }
 
+// Gradient through 16 products whose results take a megabyte each.
+torch::Tensor gradient_of_chain(Controller* fold, const torch::Tensor& weight) {
+  torch::Tensor loss;
+  {
+    std::optional<Controller::Scope> scope;
+    if (fold) scope.emplace(fold->enter());
+    torch::manual_seed(1);
+    torch::Tensor x = torch::randn({1024, weight.size(0)}).mul(2);
+    for (int layer = 0; layer < 16; ++layer) x = x.matmul(weight);
+    loss = (x * x).sum();
+  }
+  return torch::autograd::grad({loss}, {weight})[0];
+}
+
+TEST(Controller, ABudgetOffloadsWhatItIsNotKeptWithout) {
+  const torch::Tensor weight = (torch::randn({256, 256}) / 16).requires_grad_();
+  const torch::Tensor plain = gradient_of_chain(nullptr, weight);
+  ControllerOptions options = options_with(std::nullopt);
+  options.budget = parse_bytes("1.5MiB");
+  Controller fold(options);
+  for (int step = 0; step < 4; ++step)
+    EXPECT_TRUE(gradient_of_chain(&fold, weight).equal(plain)) << "step " << step;
+  const Report report = fold.report();
+  ASSERT_TRUE(report.remade);
+  EXPECT_GT(report.remade->sent_bytes, 0);
+  EXPECT_LE(report.remade->held_bytes, *options.budget);
+  options.offload = false;
+  Controller here(options);
+  gradient_of_chain(&here, weight);
+  EXPECT_THROW(gradient_of_chain(&here, weight), c10::ValueError);
+}
+
 TEST(Controller, ParametersOfTheModelAreNotPacked) {
   torch::nn::Linear model(256, 256);
   model->weight.requires_grad_(false);  // frozen: only the model says that it is a parameter

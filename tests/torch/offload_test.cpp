@@ -258,7 +258,7 @@ class OffloaderTest : public testing::Test {
     return reads;
   }
 
-  std::shared_ptr<AwayBytes> away_ = std::make_shared<AwayBytes>(0);
+  std::shared_ptr<AwayBytes> away_ = std::make_shared<AwayBytes>();
   FakeBacking* backing_ = nullptr;
   std::shared_ptr<Offloader> offloader_;
 };
@@ -271,11 +271,12 @@ TEST_F(OffloaderTest, GivesUpMemoryOnceTheCopyHasEndedAndNotBefore) {
   const auto parcel = offloader_->send(trip, 1, std::move(sent), std::nullopt, away_);
   offloader_->settle();
   EXPECT_EQ(weak.use_count(), 1u);
-  EXPECT_EQ(*away_, 0);
+  EXPECT_EQ(away_->left, 0);
   backing_->end_all();
   offloader_->settle();
   EXPECT_EQ(weak.use_count(), 0u);
-  EXPECT_EQ(*away_, kBytes);
+  EXPECT_EQ(away_->left, kBytes);
+  EXPECT_EQ(away_->sent, kBytes);
   EXPECT_EQ(trip->away_bytes(), kBytes);
   for (int i = 0; i < 3; ++i) {  // a graph that is kept is read again
     const at::Tensor back = parcel->get();
@@ -305,7 +306,7 @@ TEST_F(OffloaderTest, LeavesSmallPayloadsToTheirOwner) {
 TEST_F(OffloaderTest, StaysWhereACopyFails) {
   for (const int kind : {0, 1, 2}) {
     open(kind == 0 ? kBytes - 1 : 256 * kMiB);
-    *away_ = 0;
+    away_->left = 0;
     backing_->refuses = kind == 1;
     backing_->fails_to_write = kind == 2;
     const auto trip = offloader_->begin();
@@ -315,7 +316,7 @@ TEST_F(OffloaderTest, StaysWhereACopyFails) {
     offloader_->settle();
     for (int i = 0; i < 5; ++i)
       EXPECT_TRUE(at::equal(parcels[static_cast<std::size_t>(i)]->get(), payload(i)));
-    EXPECT_EQ(*away_, 0);
+    EXPECT_EQ(away_->left, 0);
     EXPECT_EQ(backing_->reads(), 0u);
     EXPECT_EQ(backing_->arena().used_bytes(), 0u);
     // The next step works.
@@ -329,7 +330,7 @@ TEST(Offloader, SaysWhereThereIsNowhereToSendTo) {
   const auto offloader = std::make_shared<Offloader>(
       [](const at::Device&) -> std::unique_ptr<Backing> { TORCH_CHECK(false, "no memory"); });
   EXPECT_THROW(offloader->require(at::kCPU), c10::Error);
-  const auto away = std::make_shared<AwayBytes>(0);
+  const auto away = std::make_shared<AwayBytes>();
   for (int i = 0; i < 2; ++i)
     EXPECT_EQ(offloader->send(offloader->begin(), 1, payload(1), std::nullopt, away), nullptr);
 }
@@ -443,13 +444,13 @@ TEST_F(OffloaderTest, OutlivesItsControllerWhileSomethingIsAway) {
 
 TEST(FileBacking, BringsEveryByteBack) {
   const auto offloader = std::make_shared<Offloader>();
-  const auto away = std::make_shared<AwayBytes>(0);
+  const auto away = std::make_shared<AwayBytes>();
   const auto trip = offloader->begin();
   const std::int64_t sizes[] = {65'536, 65'537, 4'194'304, 70'000'003};
   std::vector<std::shared_ptr<Parcel>> parcels;
   for (const std::int64_t bytes : sizes)
     parcels.push_back(offloader->send(trip, 1, payload(2, bytes), std::nullopt, away));
-  while (*away < 65'536 + 65'537 + 4'194'304 + 70'000'003) {
+  while (away->left < 65'536 + 65'537 + 4'194'304 + 70'000'003) {
     std::this_thread::yield();
     offloader->settle();
   }
@@ -465,7 +466,7 @@ TEST(FileBacking, SurvivesChurnOfThreads) {
   std::vector<std::thread> threads;
   for (int t = 0; t < 4; ++t) {
     threads.emplace_back([&, t] {
-      const auto away = std::make_shared<AwayBytes>(0);
+      const auto away = std::make_shared<AwayBytes>();
       std::mt19937 random(static_cast<unsigned>(t));
       for (int i = 0; i < 40; ++i) {
         const auto trip = offloader->begin();

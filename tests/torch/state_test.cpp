@@ -49,9 +49,10 @@ TEST(Options, LevelsNameTargetsAndCodecs) {
   EXPECT_FALSE(Controller(level("L0")).state().options.bits);
   EXPECT_EQ(Controller(level("L1.1")).state().options.bits, 8);
   EXPECT_EQ(Controller(level("L2.1")).state().planning.target->value, 3);
-  EXPECT_FALSE(Controller(level("L2")).state().offloader);
+  using Offloading = torch_layer::State::Offloading;
+  EXPECT_EQ(Controller(level("L2")).state().offloading, Offloading::kByPlan);
   for (const char* name : {"L3", "paper-L2", "actnn-L4", "actnn-L5"})
-    EXPECT_TRUE(Controller(level(name)).state().offloader) << name;
+    EXPECT_EQ(Controller(level(name)).state().offloading, Offloading::kEverything) << name;
   Controller division(level("division"));
   ASSERT_EQ(division.state().policy.rules().size(), 1U);
   EXPECT_EQ(division.state().policy.rules()[0].reason, "PoolResidual(block=8, bits=2)");

@@ -171,8 +171,9 @@ Entry* Entry::current() { return current_entry; }
 Entry::Entry(std::shared_ptr<State> state)
     : state_(std::move(state)),
       outer_(current_entry),
-      store_(options_now(*state_), state_->sites, state_->policy, state_->model.parameters,
-             state_->spare_memory, begin_trip(*state_), state_->timeline),
+      // In braces, as the trip depends on what the options have planned.
+      store_{options_now(*state_), state_->sites,       state_->policy,  state_->model.parameters,
+             state_->spare_memory, begin_trip(*state_), state_->timeline},
       allocated_before_(allocated_bytes(state_->blocks.device)) {
   hook_installer().install();  // first, as it may raise
   hooks_ = at::SavedTensorDefaultHooks::get_tls_state().stack.size();
@@ -280,6 +281,7 @@ void Entry::count_save(const at::Tensor& tensor) {
   if (!saved_something_) {
     saved_something_ = true;
     ++state_->blocks.steps;
+    state_->blocks.saved_on = tensor.device();
     state_->blocks.grown_bytes.reset();
     const bool watches = state_->planning.peak.watched && !state_->probing.owns_blocks();
     state_->timeline->begin(state_->blocks.steps, watches, state_->blocks.device);

@@ -61,7 +61,7 @@ std::optional<GraphRules> graph_rules(const State& state) {
   const bool adaptive = state.planning.target.has_value();
   return GraphRules{.rounds = adaptive || state.options.bits,
                     .measures = adaptive && !state.model.sharded,
-                    .offloads = state.offloader != nullptr,
+                    .offloads = state.offloading == State::Offloading::kEverything,
                     .min_bytes = state.options.min_bytes};
 }
 

@@ -135,9 +135,7 @@ Site& SiteTable::site(std::uint32_t landmark, const Operator& op, int slot, int 
     site->op = &op;
     site->slot = name;
     site->occurrence = occurrence;
-    if (const auto found = expected_choices_.find(site->name); found != expected_choices_.end())
-      site->choice = found->second;
-    site->remade |= expected_remade_.contains(site->name);
+    take_expected(*site);
   }
   site->own = true;
   return *site;
@@ -157,16 +155,20 @@ Site& SiteTable::graph_site(std::uint32_t path, std::string_view module, std::st
   slot += name;
   std::replace(slot.begin(), slot.end(), '/', '|');
   Site& site = named('/' + op.name + '/' + slot + '/' + std::to_string(run));
-  if (!site.op) {
-    const auto planned = expected_choices_.find(site.name);
-    if (planned != expected_choices_.end()) site.choice = planned->second;
-  }
+  if (!site.op) take_expected(site);
   site.op = &op;
   site.path = path;
   site.slot = name;
   site.occurrence = run;
   site.own = true;
   return site;
+}
+
+void SiteTable::take_expected(Site& site) const {
+  if (const auto found = expected_choices_.find(site.name); found != expected_choices_.end())
+    site.choice = found->second;
+  site.remade |= expected_remade_.contains(site.name);
+  site.sent |= expected_sent_.contains(site.name);
 }
 
 Site& SiteTable::named(const std::string& name) {
@@ -217,6 +219,8 @@ void SiteTable::apply(const SiteRecord& record, Site& site) {
   site.first_saver = first == by_name_.end() ? nullptr : first->second;
   site.remade = record.remade;
   site.runs_products = record.runs_products;
+  site.sent = record.sent;
+  site.stuck = record.stuck;
   site.remaking = record.remaking;
   site.stay = record.stay;
   for (const std::string& name : record.made_from)
@@ -262,6 +266,8 @@ std::vector<SiteRecord> SiteTable::records() const {
                        site.first_saver ? site.first_saver->name : "",
                        site.remade,
                        site.runs_products,
+                       site.sent,
+                       site.stuck,
                        site.remaking,
                        {},
                        site.stay});
@@ -311,11 +317,17 @@ void SiteTable::take_agreed(const std::vector<SiteRecord>& records) {
 }
 
 void SiteTable::take_choices(std::vector<std::pair<std::string, Choice>> choices,
-                             const std::vector<std::string>& remade) {
+                             const std::vector<std::string>& remade,
+                             const std::vector<std::string>& sent) {
   for (const auto& [name, choice] : choices) check_landmark(name);
-  for (const std::string& name : remade) check_landmark(name);
+  for (const auto* names : {&remade, &sent})
+    for (const std::string& name : *names) check_landmark(name);
   expected_remade_ = {remade.begin(), remade.end()};
-  for (Site& site : sites_) site.remade = expected_remade_.contains(site.name);
+  expected_sent_ = {sent.begin(), sent.end()};
+  for (Site& site : sites_) {
+    site.remade = expected_remade_.contains(site.name);
+    site.sent = expected_sent_.contains(site.name);
+  }
   for (const auto& [name, choice] : choices) {
     if (const auto found = by_name_.find(name); found != by_name_.end())
       found->second->choice = choice;

@@ -30,6 +30,7 @@
 
 #include "torch/capture/calls.h"
 #include "torch/codec/grouping.h"
+#include "torch/offload/away_bytes.h"
 
 namespace backfold::torch_layer {
 
@@ -74,14 +75,14 @@ struct Site;
 struct Ledger {
   std::int64_t step = -1;
   std::int64_t saves = 0;
-  std::int64_t saved_bytes = 0;                     // autograd alone, save by save
-  std::int64_t unique_bytes = 0;                    // memory that no earlier save of the step kept
-  std::int64_t held_bytes = 0;                      // kept now, by autograd alone, wherever it is
-  std::shared_ptr<std::atomic<std::int64_t>> away;  // bytes of it that have left their device
-  std::int64_t remade_bytes = 0;                    // not kept, as products make them again
-  std::int64_t duplicate_bytes = 0;                 // saved again and served by what was there
-  std::int64_t elements = 0;                        // of packets
-  Kind kind = Kind::kPassed;                        // of the save that holds most
+  std::int64_t saved_bytes = 0;      // autograd alone, save by save
+  std::int64_t unique_bytes = 0;     // memory that no earlier save of the step kept
+  std::int64_t held_bytes = 0;       // kept now, by autograd alone, wherever it is
+  std::shared_ptr<AwayBytes> away;   // what of it leaves its device
+  std::int64_t remade_bytes = 0;     // not kept, as products make them again
+  std::int64_t duplicate_bytes = 0;  // saved again and served by what was there
+  std::int64_t elements = 0;         // of packets
+  Kind kind = Kind::kPassed;         // of the save that holds most
   std::int64_t kind_bytes = -1;
   int bits = 0;
   Grouping grouping;
@@ -172,6 +173,9 @@ struct Site {
   std::optional<Remaking> remaking;
   bool remade = false;
   bool runs_products = false;
+  // Whether the plan has what is kept here leave its device; and whether not all of it could when
+  // it was to, as something else has the memory, say.
+  bool sent = false, stuck = false;
   // A checkpoint runs again from its tensors. Never rounded to a width that was not measured, nor
   // below `safe`, which the last measurement says is enough; kRawBits: no width is.
   bool starts = false;
@@ -243,7 +247,7 @@ struct SiteRecord {
   std::array<double, 8> shares{};
   at::Tensor ranges, norms, scores;  // what codecs remember, where they do
   std::string first_saver;
-  bool remade = false, runs_products = false;
+  bool remade = false, runs_products = false, sent = false, stuck = false;
   std::optional<Remaking> remaking;  // without laps, and without what it is made from:
   std::vector<std::string> made_from;
   Site::Stay stay = {};
@@ -285,10 +289,10 @@ class SiteTable {
   // What several processes agreed on. Of sites that this process has, the tables, footprints and
   // choices alone; of others all that there is to know.
   void take_agreed(const std::vector<SiteRecord>& records);
-  // Gives sites their choices, and marks those that products make again, now or when they are first
-  // seen. Raises as check(), having changed nothing.
+  // Gives sites their choices, and marks those that products make again and those that leave their
+  // device, now or when they are first seen. Raises as check(), having changed nothing.
   void take_choices(std::vector<std::pair<std::string, Choice>> choices,
-                    const std::vector<std::string>& remade);
+                    const std::vector<std::string>& remade, const std::vector<std::string>& sent);
   std::deque<Site>& sites() { return sites_; }
   const std::deque<Site>& sites() const { return sites_; }
 
@@ -302,9 +306,11 @@ class SiteTable {
   ska::flat_hash_map<std::uint64_t, Site*> index_;
   std::unordered_map<std::string, Site*> by_name_;
   std::unordered_map<std::string, Choice> expected_choices_;
-  std::unordered_set<std::string> expected_remade_;
+  std::unordered_set<std::string> expected_remade_, expected_sent_;
 
   Site& named(const std::string& name);  // makes one that is not there
+  // What a plan that was loaded says of a site that is seen for the first time.
+  void take_expected(Site& site) const;
   void check_landmark(const std::string& site) const;
   void apply(const SiteRecord& record, Site& site);
 };

@@ -45,6 +45,7 @@ Json plan_as_json(const ReportPlan& plan) {
   return {{"step", plan.step},
           {"sites", plan.sites},
           {"held_bytes", plan.held_bytes},
+          {"sent_bytes", plan.sent_bytes},
           {"mean_bits", plan.mean_bits},
           {"error", plan.error},
           {"uniform_error", plan.uniform_error},
@@ -158,12 +159,15 @@ ReportRow row_from_json(const Fields& fields) {
 }
 
 ReportPlan plan_from_json(const Fields& fields) {
-  std::optional<std::int64_t> peak;  // earlier reports have none
+  std::optional<std::int64_t> peak;  // earlier reports have none of these
   if (fields.object.contains("peak_bytes") && !fields["peak_bytes"].is_null())
     peak = fields.get<std::int64_t>("peak_bytes");
+  const std::int64_t sent =
+      fields.object.contains("sent_bytes") ? fields.get<std::int64_t>("sent_bytes") : 0;
   return {.step = fields.get<std::int64_t>("step"),
           .sites = fields.get<std::int64_t>("sites"),
           .held_bytes = fields.get<std::int64_t>("held_bytes"),
+          .sent_bytes = sent,
           .mean_bits = number_in(fields, "mean_bits"),
           .error = number_in(fields, "error"),
           .uniform_error = number_in(fields, "uniform_error"),
@@ -176,6 +180,7 @@ Json remade_as_json(const ReportRemade& remade) {
   return {{"places", remade.places},
           {"bytes", remade.bytes},
           {"held_bytes", remade.held_bytes},
+          {"sent_bytes", remade.sent_bytes},
           {"ms", remade.ms}};
 }
 

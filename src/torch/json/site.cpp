@@ -98,6 +98,8 @@ void take_remaking(const Fields& fields, SiteRecord& record) {
   record.first_saver = fields.get<std::string>("first_saver");
   record.remade = fields.get<bool>("remade");
   record.runs_products = fields.get<bool>("runs_products");
+  record.sent = fields.get<bool>("sent");
+  record.stuck = fields.get<bool>("stuck");
   if (fields["remaking"].is_null()) return;
   const Fields remaking = fields.within("remaking");
   record.remaking.emplace();
@@ -138,6 +140,8 @@ Json record_as_json(const SiteRecord& record, const Policy& policy) {
           {"first_saver", record.first_saver},
           {"remade", record.remade},
           {"runs_products", record.runs_products},
+          {"sent", record.sent},
+          {"stuck", record.stuck},
           {"remaking", remaking_as_json(record)},
           {"stay", {record.stay.from, record.stay.read, record.stay.until}},
           {"ranges", tensor_as_json(record.ranges)},

@@ -2,9 +2,6 @@
 
 #include "torch/json/state.h"
 
-#include <algorithm>
-#include <map>
-#include <set>
 #include <string>
 
 #include "torch/json/site.h"
@@ -12,15 +9,11 @@
 namespace backfold::torch_layer {
 namespace {
 
-// Whether a plan gave a derived site a packet of its own, which the next step will make.
-bool is_planned_apart(const Site& site) {
-  return site.derived && site.root->choice && site.choice->bits > site.root->choice->bits;
-}
-
 Json summary_as_json(const PlanSummary& plan) {
   return {{"step", plan.step},
           {"sites", plan.sites},
           {"held_bytes", plan.held_bytes},
+          {"sent_bytes", plan.sent_bytes},
           {"mean_bits", as_json(plan.mean_bits)},
           {"error", as_json(plan.error)},
           {"uniform_error", as_json(plan.uniform_error)},
@@ -35,6 +28,7 @@ PlanSummary summary_from_json(const Fields& fields) {
   return {.step = fields.get<std::int64_t>("step"),
           .sites = fields.get<std::int64_t>("sites"),
           .held_bytes = fields.get<std::int64_t>("held_bytes"),
+          .sent_bytes = fields.get<std::int64_t>("sent_bytes"),
           .mean_bits = as_number(fields["mean_bits"], kState),
           .error = as_number(fields["error"], kState),
           .uniform_error = as_number(fields["uniform_error"], kState),
@@ -49,6 +43,7 @@ void put_reference(Json& json, const StepReference& reference) {
   json["unique_bytes"] = reference.unique_bytes;
   json["moments"] = reference.moments;
   json["margin"] = reference.margin;
+  json["sent_bytes"] = reference.sent_bytes;
 }
 
 StepReference reference_from_json(const Fields& fields) {
@@ -56,7 +51,8 @@ StepReference reference_from_json(const Fields& fields) {
           .fixed_bytes = fields.get<std::int64_t>("fixed_bytes"),
           .unique_bytes = fields.get<std::int64_t>("unique_bytes"),
           .moments = fields.get<std::vector<std::int64_t>>("moments"),
-          .margin = fields.get<std::int64_t>("margin")};
+          .margin = fields.get<std::int64_t>("margin"),
+          .sent_bytes = fields.get<std::int64_t>("sent_bytes")};
 }
 
 Json peak_as_json(const PeakKeeping& peak) {
@@ -158,8 +154,9 @@ void take_products(State& state, int saved) {
   if (planning.products == Products::kUnwanted) return;
   const bool planned = saved == static_cast<int>(Products::kPlanned);
   planning.products = planned ? Products::kPlanned : Products::kWanted;
-  if (planned)
-    planning.remade = remade_by(*state.sites, planning.plan ? planning.plan->held_bytes : 0);
+  if (!planned) return;
+  planning.remade = remade_by(*state.sites, planning.plan ? planning.plan->held_bytes : 0);
+  if (planning.exact) planning.remade->sent_bytes = planning.reference.sent_bytes;
 }
 
 }  // namespace
@@ -203,6 +200,7 @@ void take_state(State& state, std::string_view json) {
   state.planning.gradient_energy = read.gradient_energy;
   state.planning.outgrown = read.outgrown;
   take_products(state, read.products);
+  note_sends(state);
   using Scores = Planning::Scores;
   state.planning.scores = read.wants_scores ? Scores::kWanted : Scores::kKnown;
   forget_turn(state);
@@ -216,55 +214,6 @@ void take_state(State& state, std::string_view json) {
   state.turns.again = read.turns->again;
   state.turns.replays &= read.turns->replays;
   state.turns.whole = read.turns->whole;
-}
-
-std::string plan_as_json(const State& state) {
-  std::map<std::string_view, const Site*> planned;  // by name: the order of sight must not matter
-  for (const Site& site : state.sites->sites())
-    if (site.choice && (!site.root || is_planned_apart(site))) planned.emplace(site.name, &site);
-  Json sites = Json::object();
-  for (const auto& [name, site] : planned) {
-    Json described = choice_as_json(*site->choice, state.policy);
-    described["elements"] = site->reference.elements;
-    described["estimate"] = name_of(site->sensitivity.estimate);
-    described["error"] = as_json(error_at(site->sensitivity, site->choice->bits));
-    sites[std::string(name)] = std::move(described);
-  }
-  // The width of sites that are not listed.
-  const Json bits = state.options.bits ? Json(*state.options.bits) : Json();
-  std::set<std::string> remade;
-  for (const Site& site : state.sites->sites())
-    if (site.remade) remade.insert(site.name);
-  Json plan{{"bits", bits}, {"sites", sites}};
-  if (!remade.empty()) plan["remade"] = remade;
-  return plan.dump(2);
-}
-
-void take_plan(State& state, std::string_view json) {
-  const Json plan = parse_object(json, "plan");
-  const auto given = [&](const char* name) { return plan.contains(name) ? plan[name] : Json(); };
-  TORCH_CHECK_VALUE(given("sites").is_object() && given("bits").is_number_integer(),
-                    "plan must hold 'bits', an int, and 'sites', an object keyed by site name");
-  std::vector<std::pair<std::string, Choice>> choices;
-  for (const auto& [name, site] : plan["sites"].items())
-    choices.emplace_back(name, choice_from_json(name, site, state.policy));
-  const int bits = plan["bits"].get<int>();
-  TORCH_CHECK_VALUE(is_width(bits), "plan: bits must be one of ", list_code_widths(), ", got ",
-                    bits);
-  std::vector<std::string> remade;
-  if (plan.contains("remade")) {
-    TORCH_CHECK_VALUE(
-        plan["remade"].is_array() && std::all_of(plan["remade"].begin(), plan["remade"].end(),
-                                                 [](const Json& name) { return name.is_string(); }),
-        "plan: 'remade' must be a list of site names, got ", plan["remade"].dump());
-    remade = plan["remade"].get<std::vector<std::string>>();
-  }
-  state.sites->take_choices(std::move(choices), remade);
-  if (!remade.empty()) state.planning.products = Planning::Products::kPlanned;
-  state.options.bits = bits;
-  state.options.adaptive = true;
-  state.options.bytes_first = true;  // it may have been made for a budget
-  state.planning.target.reset();
 }
 
 Json tables_as_json(const Tables& tables, const Policy& policy) {

@@ -146,7 +146,7 @@ void Offloader::make_way(std::int64_t bytes, std::int64_t most) {
 std::shared_ptr<Parcel> Offloader::send(const std::shared_ptr<Trip>& trip, std::uint64_t place,
                                         at::Tensor payload,
                                         const std::optional<c10::Stream>& written_on,
-                                        std::shared_ptr<AwayBytes> away) {
+                                        std::shared_ptr<AwayBytes> away, bool in_any_case) {
   const auto bytes = static_cast<std::int64_t>(payload.nbytes());
   if (bytes < kLeastBytes || is_of_another_process()) return nullptr;
   Backing* const backing = usable_backing_of(payload.device());
@@ -164,7 +164,7 @@ std::shared_ptr<Parcel> Offloader::send(const std::shared_ptr<Trip>& trip, std::
     if (const Order* order = trip->expected_.get()) {
       most = std::max(most, order->window());
       const auto first = order->find(key, 0);
-      stays = first && order->bytes_between(0, *first + 1) <= order->window();
+      stays = !in_any_case && first && order->bytes_between(0, *first + 1) <= order->window();
     }
   }
   std::shared_ptr<Parcel> parcel(new Parcel(shared_from_this(), record));
@@ -187,6 +187,7 @@ std::shared_ptr<Parcel> Offloader::send(const std::shared_ptr<Trip>& trip, std::
   record->state = Record::State::kLeaving;
   record->backing = backing;
   record->room = *room;
+  record->away->sent += bytes;
   const std::lock_guard all(mutex_);
   moving_.push_back({record, std::move(departure)});
   moving_bytes_ += bytes;
@@ -223,7 +224,7 @@ void Offloader::finish(const Moving& ended, bool ahead) {
         record.given.emplace(record.tensor.storage().getWeakStorageImpl());
         if (!ahead) freed = std::move(record.tensor);
         if (!record.abandoned) {
-          *record.away += record.bytes;
+          record.away->left += record.bytes;
           record.trip->away_bytes_ += record.bytes;
         }
       } else {

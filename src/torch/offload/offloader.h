@@ -34,15 +34,13 @@
 #include <utility>
 #include <vector>
 
+#include "torch/offload/away_bytes.h"
 #include "torch/offload/backing.h"
 #include "torch/offload/order.h"
 
 namespace backfold::torch_layer {
 
 class Offloader;
-
-// Bytes of a place that have left its device.
-using AwayBytes = std::atomic<std::int64_t>;
 
 // What one block sends, and what its backward is expected to ask for. Opaque but for what it
 // counts.
@@ -105,11 +103,12 @@ class Offloader : public std::enable_shared_from_this<Offloader> {
   std::shared_ptr<Trip> begin();
 
   // `payload` is one dimension of bytes that nobody writes to any more, and nobody else reads
-  // for long. `place` is the same in every step. `away` counts it once it has left. Null where it
-  // is not worth it, or there is nowhere to send it: it is the caller's to keep.
+  // for long. `place` is the same in every step. `away` counts it. What backward asks for first
+  // stays, unless it is sent `in_any_case`. Null where it is not worth it, or there is nowhere to
+  // send it: it is the caller's to keep.
   std::shared_ptr<Parcel> send(const std::shared_ptr<Trip>& trip, std::uint64_t place,
                                at::Tensor payload, const std::optional<c10::Stream>& written_on,
-                               std::shared_ptr<AwayBytes> away);
+                               std::shared_ptr<AwayBytes> away, bool in_any_case = false);
 
   // Gives up memory whose copies have ended. Waits for nothing.
   void settle();

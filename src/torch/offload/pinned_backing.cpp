@@ -76,7 +76,7 @@ PinnedBacking::PinnedBacking(const at::Device& device)
       side_(c10::impl::VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device)) {
   const auto room = arena().reserve(1);
   TORCH_CHECK(room,
-              "offload=True needs pinned host memory, which cannot be had: ", arena().why_full());
+              "offloading needs pinned host memory, which cannot be had: ", arena().why_full());
   arena().release(*room);
 }
 

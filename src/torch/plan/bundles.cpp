@@ -260,7 +260,8 @@ std::int64_t allowance(const Target& target, const StepReference& reference,
              reference.fixed_bytes;
     case Target::Kind::kBudget:
     case Target::Kind::kPeak:
-      return static_cast<std::int64_t>(target.value) - reference.fixed_bytes - reference.margin;
+      return static_cast<std::int64_t>(target.value) - reference.margin - reference.fixed_bytes +
+             reference.sent_bytes;
   }
   return 0;
 }

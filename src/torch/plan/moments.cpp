@@ -30,7 +30,7 @@ std::int64_t decided_bytes(const Site& site, std::int64_t step) {
   if (ledger.step != step || ledger.kind == Kind::kParameter) return 0;
   const bool packs = ledger.lossy.elements > 0 && site.rule == -1;
   if (!packs && !(site.remaking && site.remaking->exact)) return 0;
-  return ledger.held_bytes - (ledger.away ? ledger.away->load() : 0);
+  return ledger.held_bytes - (ledger.away ? ledger.away->left.load() : 0);
 }
 
 // Adds to all moments of [from, until).
@@ -140,7 +140,7 @@ bool has_moments(const StepReference& reference, const Target& target) {
 
 std::int64_t headroom(const StepReference& reference, const Target& target) {
   const auto value = static_cast<std::int64_t>(target.value);
-  if (!has_moments(reference, target)) return value;
+  if (!has_moments(reference, target)) return value - reference.margin;
   const std::int64_t rest = *std::max_element(reference.moments.begin(), reference.moments.end());
   return std::max<std::int64_t>(0, value - reference.margin - rest);
 }

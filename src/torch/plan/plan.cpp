@@ -12,6 +12,8 @@
 #include "torch/plan/moments.h"
 #include "torch/plan/refusal.h"
 #include "torch/plan/remaking.h"
+#include "torch/plan/remedies.h"
+#include "torch/plan/sending.h"
 #include "torch/plan/solve.h"
 
 namespace backfold::torch_layer {
@@ -72,10 +74,18 @@ int width_about(const SiteTable& sites, const StepReference& reference, const Ta
   return std::max(1, widest_uniform(sites, reference, target, step, marked_now(sites)).width);
 }
 
-void mark_until_planned(SiteTable& sites, const StepReference& reference, const Target& target,
+namespace {
+
+void mark(SiteTable& sites, const Marked& marked) {
+  for (Site& site : sites.sites()) site.remade = marked.contains(&site);
+}
+
+}  // namespace
+
+void mark_until_planned(SiteTable& sites, StepReference& reference, const Target& target,
                         std::int64_t step) {
   if (target.kind == Target::Kind::kBits || !is_known(reference, target)) return;
-  Marked marked = marked_now(sites);
+  const Marked marked = marked_now(sites);
   const std::vector<Bundle> bundles = bundles_of(sites, step, marked);
   const Unfolded unfolded = not_worth_a_packet(sites, reference, target, marked, bundles);
   if (has_moments(reference, target))
@@ -83,12 +93,15 @@ void mark_until_planned(SiteTable& sites, const StepReference& reference, const 
       bundle.root->choice.reset();
       if (unfolded.contains(bundle.root)) bundle.root->choice = {kRawBits, {}};
     }
-  constexpr int kEnough = 2;  // bits
-  for (const RemakingUnit& unit : units_for(sites, reference, target, step)) {
-    if (widest_uniform(sites, reference, target, step, marked).width >= kEnough) break;
-    marked.insert(unit.sites.begin(), unit.sites.end());
+  for (const int width : {2, 8, 1}) {  // wider packets may be large enough to leave
+    const Remedies remedies = remedies_for_width(sites, reference, target, step, marked, width);
+    if (!remedies.enough && width > 1) continue;
+    mark(sites, remedies.marked);
+    Sendable sendable(sites, remedies.marked, step);
+    sendable.add(target, bundles_of(sites, step, remedies.marked), width);
+    reference.sent_bytes = sendable.let_leave(sites, remedies.sent_bytes);
+    return;
   }
-  for (Site& site : sites.sites()) site.remade = marked.contains(&site);
 }
 
 namespace {
@@ -132,48 +145,17 @@ double error_for(const SiteTable& sites, const StepReference& reference, const T
   return solve(const_cast<SiteTable&>(sites), reference, target, step, marked_now(sites))->error;
 }
 
-namespace {
-
-// The fewest marked tensors that allow a plan with no more error than `most`: of those that
-// remaking_order() gives, a first part.
-Marked enough_marked(SiteTable& sites, const StepReference& reference, const Target& target,
-                     std::int64_t step, std::optional<double> most) {
-  const std::vector<RemakingUnit> units = units_for(sites, reference, target, step);
-  const auto first = [&](std::size_t count) {
-    Marked marked;
-    for (std::size_t i = 0; i < count; ++i)
-      marked.insert(units[i].sites.begin(), units[i].sites.end());
-    return marked;
-  };
-  Least least;
-  const auto works = [&](std::size_t count, bool exactly) {
-    const auto solution = solve(sites, reference, target, step, first(count), {}, 1, &least);
-    return solution && (!exactly || !most || solution->error <= *most);
-  };
-  for (const bool exactly : {true, false}) {
-    if (works(0, exactly)) return {};
-    if (!works(units.size(), exactly)) continue;
-    std::size_t low = 0, high = units.size();  // does not work, works
-    while (high - low > 1) {
-      const std::size_t middle = (low + high) / 2;
-      (works(middle, exactly) ? high : low) = middle;
-    }
-    return first(high);
-  }
-  refuse(sites, reference, target, least, step);
-}
-
-}  // namespace
-
-PlanSummary make_plan(SiteTable& sites, const StepReference& reference, const Target& target,
+PlanSummary make_plan(SiteTable& sites, StepReference& reference, const Target& target,
                       std::int64_t step, std::optional<double> most, std::optional<double> energy) {
   Unfolded kept;
-  Marked marked;
+  Remedies remedies;
   if (target.kind != Target::Kind::kBits) {
     constexpr double kPart = 0.25;
     const auto limit = energy ? std::optional(kPart * *energy) : std::nullopt;
-    marked = enough_marked(sites, reference, target, step, limit);
+    remedies = remedies_for_plan(sites, reference, target, step, limit);
   }
+  const Marked& marked = remedies.marked;
+  reference.sent_bytes = remedies.sent_bytes;
   Solution solution = *solve(sites, reference, target, step, marked);
   bool raised = false;
   for (const double room : kMoreRoom) {
@@ -193,10 +175,19 @@ PlanSummary make_plan(SiteTable& sites, const StepReference& reference, const Ta
     }
     solution = std::move(*roomier);
   }
-  for (Site& site : sites.sites()) site.remade = marked.contains(&site);
+  mark(sites, marked);
+  const std::int64_t held = held_by(sites, reference, marked, solution);
+  if (is_of_bytes(target)) {
+    Sendable sendable(sites, marked, step);
+    sendable.add(solution);
+    const bool leaves = reference.sent_bytes > 0;
+    reference.sent_bytes =
+        sendable.let_leave(sites, leaves ? held - headroom(reference, target) : 0);
+  }
   PlanSummary summary{.step = step,
                       .sites = 0,
-                      .held_bytes = reference.fixed_bytes - exact_bytes(sites, marked),
+                      .held_bytes = held - reference.sent_bytes,
+                      .sent_bytes = reference.sent_bytes,
                       .mean_bits = 0,
                       .error = solution.error,
                       .uniform_error = solution.uniform_error,
@@ -228,7 +219,6 @@ PlanSummary make_plan(SiteTable& sites, const StepReference& reference, const Ta
     }
     summary.sites += bundle.measured;
     const Footprint& footprint = bundle.root->reference;
-    summary.held_bytes += option.bytes;
     const bool counts =
         !bundle.raw && !kept.contains(bundle.root) && !solution.unfolded.contains(bundle.root);
     const auto count = counts ? static_cast<double>(footprint.elements) : 0;

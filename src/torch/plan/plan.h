@@ -44,6 +44,10 @@ struct StepReference {
   // what measured peaks have exceeded plans by.
   std::vector<std::int64_t> moments = {};
   std::int64_t margin = 0;
+  // For a budget: what leaves the device, which it does not count then, and how long a byte takes
+  // to leave and come back; none where nothing may leave.
+  std::int64_t sent_bytes = 0;
+  std::optional<double> ms_per_sent_byte = {};
 };
 
 using PlanSummary = ReportPlan;
@@ -64,8 +68,8 @@ int width_about(const SiteTable& sites, const StepReference& reference, const Ta
                 std::int64_t step);
 
 // Before the first plan: where no width of 2 bits or more meets a target of bytes, marks tensors
-// that products are to make again until one does, as far as there are any.
-void mark_until_planned(SiteTable& sites, const StepReference& reference, const Target& target,
+// that products are to make again, or that leave, until one does, as far as there are any.
+void mark_until_planned(SiteTable& sites, StepReference& reference, const Target& target,
                         std::int64_t step);
 
 // Chooses a width and grouping for every site with a table and writes it to the site. If the plan's
@@ -73,8 +77,8 @@ void mark_until_planned(SiteTable& sites, const StepReference& reference, const 
 // Where that is not enough, or not allowed, the sites that cause the error are kept unfolded. They
 // count towards a budget, but not towards a target of bits or ratio.
 // Where a target of bytes cannot be met by widths, or not with an error of a quarter of `energy`,
-// it first marks tensors that products make again, as few as are enough.
-PlanSummary make_plan(SiteTable& sites, const StepReference& reference, const Target& target,
+// it first marks tensors that products make again, or that leave, as few as are enough.
+PlanSummary make_plan(SiteTable& sites, StepReference& reference, const Target& target,
                       std::int64_t step, std::optional<double> most, std::optional<double> energy);
 
 // The error that a plan for another target would have. Changes nothing.

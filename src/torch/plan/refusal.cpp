@@ -35,7 +35,7 @@ std::string largest_at(int moment, const std::vector<Bundle>& bundles,
 
 void refuse(const SiteTable& sites, const StepReference& reference, const Target& target,
             const Least& least, std::int64_t step) {
-  const std::int64_t held = reference.fixed_bytes + least.bytes;
+  const std::int64_t held = reference.fixed_bytes + least.bytes - reference.sent_bytes;
   if (has_moments(reference, target)) {
     const std::int64_t peak = static_cast<std::int64_t>(target.value) + least.excess.bytes;
     const std::int64_t rest = reference.moments[static_cast<std::size_t>(least.excess.moment)];
@@ -54,7 +54,10 @@ void refuse(const SiteTable& sites, const StepReference& reference, const Target
                       ", because ", mebibytes(held), " are held even at the fewest bits, ", holds);
   TORCH_CHECK_VALUE(false, name_of(target.kind), "=", static_cast<std::int64_t>(target.value),
                     " bytes cannot be met: the lowest possible is ", held, " bytes (",
-                    mebibytes(held), "), ", holds);
+                    mebibytes(held), "), ", holds,
+                    reference.sent_bytes > 0
+                        ? ", even if " + mebibytes(reference.sent_bytes) + " are offloaded"
+                        : "");
 }
 
 }  // namespace backfold::torch_layer

@@ -9,9 +9,7 @@
 #include <utility>
 
 #include "torch/capture/lap.h"
-#include "torch/plan/limits.h"
 #include "torch/plan/moments.h"
-#include "torch/plan/wording.h"
 
 namespace backfold::torch_layer {
 namespace {
@@ -97,75 +95,23 @@ std::vector<RemakingUnit> ordered(std::vector<RemakingUnit> units, Before before
   return order;
 }
 
+}  // namespace
+
 double spared_by(const std::vector<RemakingUnit>& units) {
   double spared = 0;
   for (const RemakingUnit& unit : units) spared += unit.spared;
   return spared;
 }
 
-// Names the sites that hold most, but for those that are marked.
-std::string largest_but(const SiteTable& sites, const Marked& marked, std::int64_t step) {
-  std::vector<SiteBytes> rest;
-  for (const Site& site : sites.sites())
-    if (site.ledger.step == step && site.ledger.held_bytes > 0 && !marked.contains(&site) &&
-        site.ledger.kind != Kind::kParameter)
-      rest.emplace_back(&site, site.ledger.held_bytes);
-  return largest_of(std::move(rest));
-}
-
 std::int64_t most_on_the_way(const StepReference& reference, std::int64_t allowed) {
   return std::max(allowed, reference.unique_bytes / kPartOnTheWay);
 }
 
-// Bytes that may be held at once.
 std::int64_t allowed_by(const StepReference& reference, const Target& target) {
   if (target.kind == Target::Kind::kRatio)
     return static_cast<std::int64_t>(static_cast<double>(reference.unique_bytes) / target.value);
   return headroom(reference, target);
 }
-
-// What is held if everything that `allowed` permits is made again.
-std::int64_t least_held(SiteTable& sites, const StepReference& reference, std::int64_t allowed) {
-  const auto order = remaking_order(sites, 0, most_on_the_way(reference, allowed));
-  return reference.fixed_bytes - static_cast<std::int64_t>(spared_by(order));
-}
-
-[[noreturn]] void refuse(SiteTable& sites, const StepReference& reference, const Target& target,
-                         std::int64_t missing, const Marked& tried, std::int64_t step) {
-  if (has_moments(reference, target)) {
-    const std::string rest = largest_but(sites, tried, step);
-    const auto lowest = static_cast<std::int64_t>(target.value) + missing;
-    TORCH_CHECK_VALUE(false, "peak=", static_cast<std::int64_t>(target.value),
-                      " bytes cannot be kept with bits=None: the lowest possible is ", lowest,
-                      " bytes, because ", mebibytes(lowest),
-                      " are taken at once even if all products run again that can be",
-                      rest.empty() ? "" : ", most of what is held by ", rest,
-                      "; a peak without bits=None rounds them");
-  }
-  const std::int64_t allowed = allowed_by(reference, target);
-  // More may be made on the way to a tensor where more may be held: the least that can be met.
-  std::int64_t low = allowed, high = reference.fixed_bytes;
-  while (high - low > 1 + high / 1000) {
-    const std::int64_t middle = low + (high - low) / 2;
-    (least_held(sites, reference, middle) <= middle ? high : low) = middle;
-  }
-  Marked marked;
-  for (const auto& unit : remaking_order(sites, 0, most_on_the_way(reference, high)))
-    marked.insert(unit.sites.begin(), unit.sites.end());
-  const std::string rest = largest_but(sites, marked, step);
-  const std::string why = " are held even if all products run again that can be" +
-                          (rest.empty() ? std::string() : ", most of it by " + rest);
-  if (target.kind == Target::Kind::kRatio)
-    TORCH_CHECK_VALUE(false, "ratio=", target.value,
-                      " cannot be reached with bits=None: the highest possible is ",
-                      static_cast<double>(reference.unique_bytes) / static_cast<double>(high),
-                      ", because ", mebibytes(high), why);
-  TORCH_CHECK_VALUE(
-      false, "budget=", allowed, " bytes cannot be met with bits=None: the lowest possible is ",
-      high, " bytes, because ", mebibytes(high), why, "; a budget without bits=None rounds them");
-}
-
-}  // namespace
 
 std::vector<RemakingUnit> remaking_order(SiteTable& sites, int bits, std::int64_t most) {
   // What is left out for the bound depends on the order. Where another one spares clearly more,
@@ -228,59 +174,6 @@ RemadePlan remade_by(const SiteTable& sites, std::int64_t held_bytes) {
   }
   for (const auto& [product, ms] : times) plan.ms += ms;
   return plan;
-}
-
-namespace {
-
-// By how much exact tensors exceed a target if products make again what is marked.
-Limits::Excess excess_with(const SiteTable& sites, const StepReference& reference,
-                           const Target& target, const Marked& marked) {
-  if (has_moments(reference, target))
-    return Limits(std::vector<Bundle>(), left_for_packets(sites, reference, target, marked))
-        .excess({});
-  const std::int64_t held = reference.fixed_bytes - exact_bytes(sites, marked);
-  return {held - allowed_by(reference, target), 0};
-}
-
-// Whether marking it lowers what is taken at that moment.
-bool is_there(const RemakingUnit& unit, int moment) {
-  return std::any_of(unit.sites.begin(), unit.sites.end(), [&](const Site* site) {
-    return site->stay.from <= moment && moment < site->stay.until;
-  });
-}
-
-}  // namespace
-
-RemadePlan plan_exactly(SiteTable& sites, const StepReference& reference, const Target& target,
-                        std::int64_t step) {
-  const bool peak = has_moments(reference, target);
-  Marked marked;
-  const auto excess = [&] { return excess_with(sites, reference, target, marked); };
-  std::vector<RemakingUnit> chosen;
-  Limits::Excess missing = excess();
-  std::vector<RemakingUnit> order =
-      remaking_order(sites, 0, most_on_the_way(reference, allowed_by(reference, target)));
-  while (missing.bytes > 0) {
-    const auto next = std::find_if(order.begin(), order.end(), [&](const RemakingUnit& unit) {
-      return !peak || is_there(unit, missing.moment);
-    });
-    if (next == order.end()) break;
-    marked.insert(next->sites.begin(), next->sites.end());
-    chosen.push_back(std::move(*next));
-    order.erase(next);
-    missing = excess();
-  }
-  if (missing.bytes > 0) refuse(sites, reference, target, missing.bytes, marked, step);
-  // The last one may have spared more than was missing: what takes longest and is not needed stays.
-  std::sort(chosen.begin(), chosen.end(), [](const RemakingUnit& a, const RemakingUnit& b) {
-    return a.ms > b.ms || (a.ms == b.ms && by_name(a, b));
-  });
-  for (const RemakingUnit& unit : chosen) {
-    for (const Site* site : unit.sites) marked.erase(site);
-    if (excess().bytes > 0) marked.insert(unit.sites.begin(), unit.sites.end());
-  }
-  for (Site& site : sites.sites()) site.remade = marked.contains(&site);
-  return remade_by(sites, reference.fixed_bytes - exact_bytes(sites, marked));
 }
 
 }  // namespace backfold::torch_layer

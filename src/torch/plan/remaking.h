@@ -37,6 +37,12 @@ std::vector<RemakingUnit> remaking_order(SiteTable& sites, int bits, std::int64_
 std::vector<RemakingUnit> units_for(SiteTable& sites, const StepReference& reference,
                                     const Target& target, std::int64_t step);
 
+// Bytes that a target allows to be held at once; that may be made on the way to one tensor then;
+// and that units spare.
+std::int64_t allowed_by(const StepReference& reference, const Target& target);
+std::int64_t most_on_the_way(const StepReference& reference, std::int64_t allowed);
+double spared_by(const std::vector<RemakingUnit>& units);
+
 // Bytes of marked tensors that would be held unrounded. StepReference::fixed_bytes counts them.
 std::int64_t exact_bytes(const SiteTable& sites, const Marked& marked);
 
@@ -48,11 +54,6 @@ void read_laps(SiteTable& sites, std::int64_t step);
 
 // What the marks in force amount to.
 RemadePlan remade_by(const SiteTable& sites, std::int64_t held_bytes);
-
-// Marks as many sites as a budget or ratio needs where tensors are exact, and no others. Raises
-// ValueError if all of them are not enough.
-RemadePlan plan_exactly(SiteTable& sites, const StepReference& reference, const Target& target,
-                        std::int64_t step);
 
 }  // namespace backfold::torch_layer
 

@@ -221,7 +221,7 @@ Saved Store::pack(Saving& saving, Tracked& tracked, const Treatment& treatment, 
     saving.site.root = nullptr;
     count_packet(ledger.lossy, tensor, count);
   }
-  if (offload_.trip) packet->leave(passage_of(saving.site));
+  if (leaves(saving.site)) packet->leave(passage_of(saving.site));
   return saved(saving, packet->packed_view(), packet, treatment.kind == Kind::kPredicate);
 }
 

@@ -28,17 +28,21 @@ bool serves_rounded(const Tracked& home) {
 
 }  // namespace
 
+bool Store::leaves(const Site& site) const {
+  return offload_.trip && (offload_.everything || site.sent);
+}
+
 Passage Store::passage_of(Site& site) const {
-  if (!site.ledger.away) site.ledger.away = std::make_shared<AwayBytes>(0);
-  return {offload_.offloader, offload_.trip, site.hash, site.ledger.away};
+  if (!site.ledger.away) site.ledger.away = std::make_shared<AwayBytes>();
+  return {offload_.offloader, offload_.trip, site.hash, site.ledger.away, !offload_.everything};
 }
 
 std::optional<Passage> Store::way_out(Site& site) const {
-  return offload_.trip ? std::optional(passage_of(site)) : std::nullopt;
+  return leaves(site) ? std::optional(passage_of(site)) : std::nullopt;
 }
 
 void Store::offer(const std::shared_ptr<Hold>& hold, Site& site, const Tracked* home) {
-  if (!offload_.trip) return;
+  if (!leaves(site)) return;
   const c10::Storage storage = hold->storage();
   if (static_cast<std::int64_t>(storage.nbytes()) >= Offloader::kLeastBytes &&
       owns_its_memory(storage))

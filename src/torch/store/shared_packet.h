@@ -51,11 +51,12 @@ struct Passage {
   std::shared_ptr<Trip> trip;
   std::uint64_t place = 0;
   std::shared_ptr<AwayBytes> away;
+  bool in_any_case = false;  // also if backward asks for it first
 
   // Null where it stays the caller's.
   std::shared_ptr<Parcel> send(const at::Tensor& bytes,
                                const std::optional<c10::Stream>& written_on) const {
-    return offloader->send(trip, place, bytes, written_on, away);
+    return offloader->send(trip, place, bytes, written_on, away, in_any_case);
   }
 };
 

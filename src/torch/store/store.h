@@ -63,6 +63,7 @@ struct Parameter {
 struct Offload {
   std::shared_ptr<Offloader> offloader;
   std::shared_ptr<Trip> trip;
+  bool everything = false;  // or what the plan says
 };
 
 class Store {
@@ -108,7 +109,7 @@ class Store {
   // Bytes that have left it.
   std::int64_t away_bytes() const { return offload_.trip ? offload_.trip->away_bytes() : 0; }
 
-  // The same for what a compiled graph keeps; none where nothing leaves.
+  // How what a compiled graph keeps leaves; none where it stays.
   std::optional<Passage> way_out(Site& site) const;
 
   const StoreOptions& options() const { return options_; }
@@ -169,7 +170,8 @@ class Store {
   Saved pack(Saving& saving, Tracked& tracked, const Treatment& treatment, at::Tensor copy = {});
   // By the rule of the policy; none where its codec does not fit and need not.
   std::optional<Saved> encode(Saving& saving, Tracked& tracked, bool tanh);
-  // store/leave.cpp. How what a site keeps leaves.
+  // store/leave.cpp. Whether what a site keeps leaves, and how.
+  bool leaves(const Site& site) const;
   Passage passage_of(Site& site) const;
   // A reference may leave as soon as nothing else has its storage: looks at all of those that were
   // offered, or at a few, in turn.
