@@ -33,7 +33,7 @@ from results import Results
 
 NAMES = ["llama", "gpt2", "bert", "resnet50"]
 LEAST = 1 / 8  # of what is held without a budget
-HEAD = ["step ms", "/ plain", "held MiB", "peak MiB", "remade ms"]
+HEAD = ["step ms", "/ plain", "held MiB", "peak MiB", "remade ms", "sent MiB"]
 PROBED = 5  # steps after which plans are made and, where products were added, made again
 
 
@@ -43,6 +43,7 @@ class Row(typing.NamedTuple):
     held_mib: float
     peak_mib: float
     remade_ms: float = 0.0
+    sent_mib: float = 0.0  # offloaded, as the budget needs
 
 
 def memory_on_cpu(workload: Workload, scope: measure.Scope) -> tuple[float, float]:
@@ -87,7 +88,8 @@ def measured(mode: str, workload: Workload, scope: measure.Scope, steps: int) ->
 
 def cells(row: Row, plain: Row) -> list[str]:
     times = [f"{row.step_ms:.1f}", f"{row.step_ms / plain.step_ms:.2f}"]
-    return times + [f"{figure:,.2f}" for figure in (row.held_mib, row.peak_mib, row.remade_ms)]
+    figures = (row.held_mib, row.peak_mib, row.remade_ms, row.sent_mib)
+    return times + [f"{figure:,.2f}" for figure in figures]
 
 
 def say(head: str, columns: list[str]) -> None:
@@ -108,8 +110,14 @@ def run(name: str, arguments: argparse.Namespace) -> dict:
 
     def add(mode: str, scope: measure.Scope, fold: backfold.Controller | None = None) -> None:
         row = measured(mode, workload, scope, arguments.steps)
-        remade = fold.report().to_dict()["remade"] if fold else None
-        rows.append(row._replace(remade_ms=remade["ms"] if remade else 0.0))
+        if fold:
+            report = fold.report().to_dict()
+            plans = [plan for plan in (report["plan"], report["remade"]) if plan]
+            row = row._replace(
+                remade_ms=report["remade"]["ms"] if report["remade"] else 0.0,
+                sent_mib=sum(plan["sent_bytes"] for plan in plans) / measure.MIB,
+            )
+        rows.append(row)
         say(mode, cells(rows[-1], rows[0]))
 
     add("plain", contextlib.nullcontext)
