@@ -169,6 +169,8 @@ def plot(results: list[dict], path: str) -> None:
                 if row["mode"].startswith(group)
                 and (group or not row["mode"].startswith(("checkpoint", "budget", "peak")))
             ]
+            if not rows:
+                continue
             axis.plot(
                 [row["peak_mib"] for row in rows],
                 [row["step_ms"] / plain["step_ms"] for row in rows],
@@ -176,6 +178,16 @@ def plot(results: list[dict], path: str) -> None:
                 linestyle="-" if marker == "o" else "",
                 label=group or "no budget",
             )
+            for row in rows:
+                text = row["mode"].removeprefix(group).removesuffix(" MiB").strip(", ")
+                axis.annotate(
+                    text or "every block",
+                    (row["peak_mib"], row["step_ms"] / plain["step_ms"]),
+                    (4, 4),
+                    textcoords="offset points",
+                    fontsize=7,
+                )
+        axis.margins(0.15)
         axis.set(title=result["name"], xlabel="peak, MiB", ylabel="step / plain")
     axes[0][0].legend()
     figure.tight_layout()

@@ -9,7 +9,8 @@ import math
 import pathlib
 import sys
 
-COLUMNS = 4
+COLUMNS = 3
+MOST = 3.0  # times a plain step: what takes longer is at the top, with its figure
 GROUPS = {  # how the modes look, by what they have in common
     "Backfold": ("o", ["exact", "fold8", "fold", "fold3", "fold2"]),
     "Backfold, offload": ("D", ["offload", "exact_offload"]),
@@ -17,18 +18,15 @@ GROUPS = {  # how the modes look, by what they have in common
     "save_on_cpu": ("v", ["save_on_cpu"]),
     "compile": ("^", ["compile", "compile_budget"]),
 }
-LABELS = {
-    "exact": "exact",
-    "fold8": "8",
-    "fold": "4",
-    "fold3": "3",
-    "fold2": "2",
-    "offload": "4",
-    "exact_offload": "exact",
-    "checkpoint": "all",
-    "selective": "selective",
-    "compile": "",
-    "compile_budget": "budget",
+LABELS = {  # and where: points of 4, 3 and 2 bits are next to each other
+    "exact": ("exact", (3, 4)),
+    "fold8": ("8", (3, 4)),
+    "fold": ("4 bits", (3, -9)),
+    "fold2": ("2", (-8, -9)),
+    "exact_offload": ("exact", (3, 4)),
+    "checkpoint": ("all", (3, 4)),
+    "selective": ("selective", (-16, 6)),
+    "compile_budget": ("budget", (3, 4)),
 }
 
 
@@ -66,21 +64,27 @@ def plot(content: dict, path: pathlib.Path) -> None:
         axis.plot([1], [1], "k*", label="plain")
         for label, (marker, names) in GROUPS.items():
             found = points(one["modes"], names)
+            if not found:
+                continue
             line = "-" if label == "Backfold" else ""
-            axis.plot([x for _, x, _ in found], [y for *_, y in found], marker + line, label=label)
+            heights = [min(y, MOST) for *_, y in found]
+            axis.plot([x for _, x, _ in found], heights, marker + line, label=label)
             for name, x, y in found:
-                text = LABELS.get(name, "")
-                axis.annotate(text, (x, y), (3, 3), textcoords="offset points", fontsize=7)
-        axis.set_yscale("log")
-        axis.yaxis.set_major_formatter("{x:g}")
-        axis.yaxis.set_minor_formatter("{x:g}")
-        axis.tick_params(labelsize=7, which="both")
-        axis.set(title=one["name"], xlabel="peak / plain")
-        axis.set_xlim(left=0)
+                text, offset = LABELS.get(name, ("", (3, 3)))
+                if y > MOST:
+                    text, offset = f"{text} {y:.1f}".strip(), (6, -3)
+                axis.annotate(
+                    text, (x, min(y, MOST)), offset, textcoords="offset points", fontsize=7
+                )
+        axis.tick_params(labelsize=7)
+        axis.set(title=one["name"], xlabel="peak / plain", xlim=(0, 1.05), ylim=(0.85, MOST + 0.15))
     for row in axes:
         row[0].set_ylabel("step / plain")
-    handles, labels = axes.flat[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="upper center", ncols=len(labels), fontsize=8)
+    shown = {}  # by label: a workload may lack some
+    for axis in axes.flat:
+        handles, labels = axis.get_legend_handles_labels()
+        shown |= dict(zip(labels, handles, strict=True))
+    figure.legend(shown.values(), shown, loc="upper center", ncols=len(shown), fontsize=8)
     figure.tight_layout(rect=(0, 0, 1, 0.96))
     figure.savefig(path, dpi=150)
 
