@@ -63,7 +63,7 @@ void correct(State& state, const Target& target, std::int64_t measured) {
   if (keeping.corrections++ > 0)
     planning.reference.margin += measured - static_cast<std::int64_t>(target.value);
   planning.outgrown |= planning.plan.has_value();
-  planning.marks_anew |= planning.exact.has_value();
+  planning.marks_anew |= planning.exact || (planning.sends && !planning.plan);
 }
 
 // Bytes that a step held, but for those that left, and marks places some of whose did not although
@@ -88,10 +88,11 @@ std::int64_t held_here(State& state) {
 void settle_budget(State& state) {
   const Planning& planning = state.planning;
   const auto& target = planning.target ? planning.target : planning.exact;
-  const bool planned =
-      planning.target
-          ? planning.plan && planning.plan->step < state.blocks.steps && !planning.outgrown
-          : planning.products == Planning::Products::kPlanned && planning.sends;
+  const bool planned = planning.target
+                           ? planning.plan
+                                 ? planning.plan->step < state.blocks.steps && !planning.outgrown
+                                 : planning.sends
+                           : planning.products == Planning::Products::kPlanned && planning.sends;
   if (!target || target->kind != Target::Kind::kBudget || !planned ||
       planning.peak.saved_bytes != planning.reference.saved_bytes)
     return;

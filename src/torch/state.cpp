@@ -51,15 +51,22 @@ void look_at_link(State& state) {
       link ? std::optional(link->ms_per_byte) : std::nullopt;
 }
 
-// Says once that a budget is kept by what the user did not ask for.
+// Says once, when a plan says how much it is, that a budget is kept by what the user did not ask
+// for.
 void tell_of_sends(State& state) {
   Planning& planning = state.planning;
   const auto& target = target_of(planning);
-  const std::int64_t bytes = planning.reference.sent_bytes;
-  if (!planning.sends || !target || bytes == 0 || std::exchange(planning.told_sends, true)) return;
+  if (!planning.sends || !target || planning.told_sends) return;
+  const std::int64_t bytes = planning.plan     ? planning.plan->sent_bytes
+                             : planning.remade ? planning.remade->sent_bytes
+                                               : 0;
+  const auto device = device_of(state);
+  const auto link = bytes > 0 && device ? link_of(*device) : std::nullopt;
+  if (!link) return;
+  planning.told_sends = true;
   TORCH_WARN("backfold: budget=", static_cast<std::int64_t>(target->value),
-             " bytes is kept by offloading ", bytes, " bytes to ",
-             link_of(*device_of(state))->where, "; offload=False rules that out");
+             " bytes is kept by offloading ", bytes, " bytes to ", link->where,
+             "; offload=False rules that out");
 }
 
 // Before the first plan.
@@ -147,8 +154,10 @@ Offload begin_trip(State& state) {
 
 void note_sends(State& state) {
   const auto& sites = state.sites->sites();
+  const auto& target = target_of(state.planning);
   state.planning.sends =
-      state.offloading == State::Offloading::kByPlan &&
+      state.offloading == State::Offloading::kByPlan && target &&
+      target->kind == Target::Kind::kBudget &&
       std::any_of(sites.begin(), sites.end(), [](const Site& site) { return site.sent; });
 }
 
@@ -163,7 +172,7 @@ std::optional<int> noisy_width(const State& state) {
   return width < kNoisyBelow ? std::optional(width) : std::nullopt;
 }
 
-PlanSummary plan_for(const Target& target, SiteTable& sites, StepReference& reference,
+PlanSummary plan_for(const Target& target, SiteTable& sites, const StepReference& reference,
                      std::int64_t step, std::optional<double> energy) {
   set_safe_widths(sites, target, energy);
   // The most error that a plan may expect. Gradients shrink in the first steps, and a plan that
@@ -226,7 +235,7 @@ void settle_products(State& state) {
   } else {
     planning.outgrown = true;  // the plan did not know these times
   }
-  planning.products = Planning::Products::kPlanned;
+  if (timed) planning.products = Products::kPlanned;
 }
 
 void settle_scores(State& state) {

@@ -84,9 +84,9 @@ struct Planning {
   // a plan was made of it.
   enum class Products { kUnwanted, kWanted, kTimed, kPlanned } products = Products::kUnwanted;
   std::optional<RemadePlan> remade;
-  bool sends = false;  // what some sites keep
+  bool sends = false;  // what some sites keep, for a budget
   PeakKeeping peak;
-  bool marks_anew = false;  // exact tensors took more than they were to
+  bool marks_anew = false;  // without a plan of widths, tensors took more than they were to
 };
 
 // Adds to a history of bounded length: when it is full, every second entry goes, never the newest.
@@ -165,7 +165,7 @@ std::optional<int> noisy_width(const State& state);
 void replan(State& state);
 // The plan for a target, from tables of one process or of several. `energy` is that of the
 // gradient.
-PlanSummary plan_for(const Target& target, SiteTable& sites, StepReference& reference,
+PlanSummary plan_for(const Target& target, SiteTable& sites, const StepReference& reference,
                      std::int64_t step, std::optional<double> energy);
 // Puts a plan that was made for the controller's sites into force.
 void adopt_plan(State& state, PlanSummary plan);

@@ -195,8 +195,7 @@ Outcome plan_together(State& state, const Failure& failure) {
   SiteTable agreed;
   agreed.take(combined.weighted());
   const Tables& together = combined.tables;
-  StepReference reference = together.reference;
-  adopt_plan(state, plan_for(*planning.target, agreed, reference, together.steps,
+  adopt_plan(state, plan_for(*planning.target, agreed, together.reference, together.steps,
                              together.gradient_energy));
   planning.scores =
       plan_samples(agreed, state.policy) ? Planning::Scores::kKnown : Planning::Scores::kWanted;

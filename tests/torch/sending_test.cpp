@@ -64,11 +64,12 @@ struct Step {
 
 TEST(Sending, WhatIsSavedFirstLeavesFirstAndNoMoreThanNeeded) {
   Step step(4);
-  const Sendable sendable(step.sites, {}, kStep);
-  EXPECT_EQ(sendable.bytes(), 4 * kBytes);
-  EXPECT_EQ(sendable.let_leave(step.sites, kBytes + 1), 2 * kBytes);
+  step.reference.ms_per_sent_byte = 1.0 / kBytes;
+  const RemadePlan plan = step.plan(3 * kBytes - 1);
   EXPECT_EQ(step.sent(), "01");
-  EXPECT_EQ(sendable.let_leave(step.sites, 0), 0);
+  EXPECT_EQ(plan.sent_bytes, 2 * kBytes);
+  EXPECT_EQ(plan.held_bytes, 2 * kBytes);
+  EXPECT_EQ(step.plan(4 * kBytes).sent_bytes, 0);
   EXPECT_EQ(step.sent(), "");
 }
 
@@ -78,20 +79,62 @@ TEST(Sending, SmallPiecesOldStepsAndWhatWasStuckStay) {
   step[1].ledger.step = kStep - 1;
   step[2].stuck = true;
   step[3].ledger.kind = Kind::kParameter;
-  const Sendable sendable(step.sites, {}, kStep);
-  EXPECT_EQ(sendable.let_leave(step.sites, 5 * kBytes), kBytes);
-  EXPECT_EQ(step.sent(), "4");
+  EXPECT_EQ(sendable(step.sites, kStep), (std::vector<const Site*>{&step[4]}));
 }
 
 TEST(Sending, WhatProductsMakeAgainHasNothingToSend) {
-  Step step(2);
+  Step step(1);
   step.make_by_product(0, 1);
-  EXPECT_EQ(Sendable(step.sites, {&step[0]}, kStep).bytes(), kBytes);
-  EXPECT_EQ(Sendable(step.sites, {}, kStep).bytes(), 2 * kBytes);
+  const Marked marked{&step[0]};
+  EXPECT_EQ(exact_leaving(step[0], {}, kStep), kBytes);
+  EXPECT_EQ(exact_leaving(step[0], marked, kStep), 0);
   step[0].ledger.held_bytes = 0;  // the last step made it again already
   step[0].ledger.remade_bytes = kBytes;
-  EXPECT_EQ(Sendable(step.sites, {&step[0]}, kStep).bytes(), kBytes);
-  EXPECT_EQ(Sendable(step.sites, {}, kStep).bytes(), 2 * kBytes);
+  EXPECT_EQ(exact_leaving(step[0], {}, kStep), kBytes);
+  EXPECT_EQ(exact_leaving(step[0], marked, kStep), 0);
+}
+
+// A bundle of one packet with so many elements.
+struct Packet {
+  Site site;
+  Bundle bundle;
+
+  explicit Packet(std::int64_t elements) {
+    site.reference.elements = elements;
+    site.reference.packets = 1;
+    site.reference.element_bytes = 4;
+    site.reference.groups.fill(elements / 128);
+    bundle.root = &site;
+  }
+  std::vector<Option> options() const {
+    std::vector<Option> all;
+    for (const int bits : {1, 2, 3, 4, 5, 6, 8, 16}) {
+      const std::int64_t bytes = bytes_at(site.reference, bits, {});
+      all.push_back({{bits, {}}, bytes, bytes, 1.0 / bits});
+    }
+    return all;
+  }
+  std::vector<int> widths_that_leave() const {
+    std::vector<Option> left = options();
+    have_leave(bundle, left);
+    std::vector<int> widths;
+    for (const Option& option : left) {
+      EXPECT_EQ(option.cost, option.bytes - option.leaves);
+      if (option.leaves > 0) widths.push_back(option.choice.bits);
+    }
+    return widths;
+  }
+};
+
+TEST(Sending, PacketsThatLeaveAreLargeEnoughAndNoWiderThanNeedBe) {
+  EXPECT_EQ(Packet(1 << 20).widths_that_leave(), (std::vector<int>{1, 2, 3, 4}));
+  EXPECT_EQ(Packet(1 << 18).widths_that_leave(), (std::vector<int>{2, 3, 4}));
+  EXPECT_EQ(Packet(1 << 16).widths_that_leave(), (std::vector<int>{8}));
+  EXPECT_EQ(Packet(1 << 10).widths_that_leave(), std::vector<int>());
+  const Target budget{Target::Kind::kBudget, 1};
+  EXPECT_EQ(width_to_send(budget, Packet(1 << 20).bundle, 2), 2);
+  EXPECT_EQ(width_to_send(budget, Packet(1 << 16).bundle, 2), 8);
+  EXPECT_EQ(width_to_send(budget, Packet(1 << 15).bundle, 2), std::nullopt);
 }
 
 TEST(Sending, WhatTakesLessTimeForItsBytesComesFirst) {

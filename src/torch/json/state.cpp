@@ -43,7 +43,6 @@ void put_reference(Json& json, const StepReference& reference) {
   json["unique_bytes"] = reference.unique_bytes;
   json["moments"] = reference.moments;
   json["margin"] = reference.margin;
-  json["sent_bytes"] = reference.sent_bytes;
 }
 
 StepReference reference_from_json(const Fields& fields) {
@@ -51,8 +50,7 @@ StepReference reference_from_json(const Fields& fields) {
           .fixed_bytes = fields.get<std::int64_t>("fixed_bytes"),
           .unique_bytes = fields.get<std::int64_t>("unique_bytes"),
           .moments = fields.get<std::vector<std::int64_t>>("moments"),
-          .margin = fields.get<std::int64_t>("margin"),
-          .sent_bytes = fields.get<std::int64_t>("sent_bytes")};
+          .margin = fields.get<std::int64_t>("margin")};
 }
 
 Json peak_as_json(const PeakKeeping& peak) {
@@ -154,9 +152,8 @@ void take_products(State& state, int saved) {
   if (planning.products == Products::kUnwanted) return;
   const bool planned = saved == static_cast<int>(Products::kPlanned);
   planning.products = planned ? Products::kPlanned : Products::kWanted;
-  if (!planned) return;
-  planning.remade = remade_by(*state.sites, planning.plan ? planning.plan->held_bytes : 0);
-  if (planning.exact) planning.remade->sent_bytes = planning.reference.sent_bytes;
+  if (planned)
+    planning.remade = remade_by(*state.sites, planning.plan ? planning.plan->held_bytes : 0);
 }
 
 }  // namespace

@@ -89,6 +89,14 @@ Marked marked_now(const SiteTable& sites) {
   return marked;
 }
 
+Remedies remedies_now(const SiteTable& sites, const Target& target) {
+  Remedies remedies{.marked = marked_now(sites)};
+  if (target.kind == Target::Kind::kBudget)
+    for (const Site& site : sites.sites())
+      if (site.sent) remedies.sent.insert(&site);
+  return remedies;
+}
+
 namespace {
 
 bool is_marked(const Site& site, const Marked& marked) {
@@ -260,8 +268,7 @@ std::int64_t allowance(const Target& target, const StepReference& reference,
              reference.fixed_bytes;
     case Target::Kind::kBudget:
     case Target::Kind::kPeak:
-      return static_cast<std::int64_t>(target.value) - reference.margin - reference.fixed_bytes +
-             reference.sent_bytes;
+      return static_cast<std::int64_t>(target.value) - reference.fixed_bytes - reference.margin;
   }
   return 0;
 }

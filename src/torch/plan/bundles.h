@@ -52,6 +52,14 @@ using Marked = std::set<const Site*>;
 // Those that the plan in force has marked.
 Marked marked_now(const SiteTable& sites);
 
+// What brings bytes down besides widths.
+struct Remedies {
+  Marked marked = {};  // what products make again
+  Marked sent = {};    // places from which what is kept leaves its device, for a budget
+};
+// Those of the plan in force.
+Remedies remedies_now(const SiteTable& sites, const Target& target);
+
 // The bundles that recent steps saved, sorted by the name of their root, if products made again
 // what is marked. Sites that were not served so yet ride on what they would be made from, with the
 // error that rounding them alone would have.
@@ -64,6 +72,7 @@ struct Option {
   double error = 0;
   // Derived sites that get packets of their own.
   std::vector<std::pair<Site*, Choice>> apart = {};
+  std::int64_t leaves = 0;  // of the bytes; they cost nothing
 };
 
 std::int64_t bytes_at(const Footprint& reference, int bits, const Grouping& grouping);

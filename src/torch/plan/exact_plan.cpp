@@ -5,6 +5,7 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <limits>
 #include <string>
 #include <utility>
 #include <vector>
@@ -33,18 +34,36 @@ Marked marked_by(const std::vector<RemakingUnit>& units) {
   return marked;
 }
 
-// Bytes of exact tensors that could leave beside what is marked.
-std::int64_t can_leave(const SiteTable& sites, const StepReference& reference, const Marked& marked,
-                       std::int64_t step) {
-  return reference.ms_per_sent_byte ? Sendable(sites, marked, step).bytes() : 0;
+// The first places that make up so many bytes, if they leave beside what is marked; all places
+// where they make up less.
+Remedies with_sent(const SiteTable& sites, const Marked& marked, std::int64_t bytes,
+                   std::int64_t step) {
+  Remedies remedies{.marked = marked};
+  for (const Site* site : sendable(sites, step)) {
+    if (bytes <= 0) break;
+    const std::int64_t leaving = exact_leaving(*site, marked, step);
+    if (leaving == 0) continue;
+    remedies.sent.insert(site);
+    bytes -= leaving;
+  }
+  return remedies;
+}
+
+bool may_send(const StepReference& reference, const Target& target) {
+  return target.kind == Target::Kind::kBudget && reference.ms_per_sent_byte;
+}
+
+std::int64_t can_leave(const SiteTable& sites, const Marked& marked, std::int64_t step) {
+  constexpr std::int64_t kAll = std::numeric_limits<std::int64_t>::max();
+  return exact_leaving(sites, with_sent(sites, marked, kAll, step), step);
 }
 
 // What is held if everything that `allowed` permits is made again, and everything leaves that can.
-std::int64_t least_held(SiteTable& sites, const StepReference& reference, std::int64_t allowed,
-                        std::int64_t step) {
+std::int64_t least_held(SiteTable& sites, const StepReference& reference, const Target& target,
+                        std::int64_t allowed, std::int64_t step) {
   const auto order = remaking_order(sites, 0, most_on_the_way(reference, allowed));
   const auto held = reference.fixed_bytes - static_cast<std::int64_t>(spared_by(order));
-  return held - can_leave(sites, reference, marked_by(order), step);
+  return held - (may_send(reference, target) ? can_leave(sites, marked_by(order), step) : 0);
 }
 
 [[noreturn]] void refuse(SiteTable& sites, const StepReference& reference, const Target& target,
@@ -64,12 +83,12 @@ std::int64_t least_held(SiteTable& sites, const StepReference& reference, std::i
   std::int64_t low = allowed, high = reference.fixed_bytes;
   while (high - low > 1 + high / 1000) {
     const std::int64_t middle = low + (high - low) / 2;
-    (least_held(sites, reference, middle, step) <= middle ? high : low) = middle;
+    (least_held(sites, reference, target, middle, step) <= middle ? high : low) = middle;
   }
   const Marked marked = marked_by(remaking_order(sites, 0, most_on_the_way(reference, high)));
   const std::string rest = largest_but(sites, marked, step);
   const std::string why = std::string(" are held even if all products run again that can be") +
-                          (reference.ms_per_sent_byte ? " and all leaves that can" : "") +
+                          (may_send(reference, target) ? " and all leaves that can" : "") +
                           (rest.empty() ? "" : ", most of it by " + rest);
   if (target.kind == Target::Kind::kRatio)
     TORCH_CHECK_VALUE(false, "ratio=", target.value,
@@ -101,10 +120,9 @@ bool is_there(const RemakingUnit& unit, int moment) {
 
 }  // namespace
 
-RemadePlan plan_exactly(SiteTable& sites, StepReference& reference, const Target& target,
+RemadePlan plan_exactly(SiteTable& sites, const StepReference& reference, const Target& target,
                         std::int64_t step) {
   const bool peak = has_moments(reference, target);
-  const bool may_send = target.kind == Target::Kind::kBudget && reference.ms_per_sent_byte;
   Marked marked;
   const auto excess = [&] { return excess_with(sites, reference, target, marked); };
   std::vector<RemakingUnit> chosen;
@@ -113,14 +131,14 @@ RemadePlan plan_exactly(SiteTable& sites, StepReference& reference, const Target
       remaking_order(sites, 0, most_on_the_way(reference, allowed_by(reference, target)));
   const auto is_sent = [&](const RemakingUnit* next) {  // what is still missing
     const bool dearer = !next || next->ms > *reference.ms_per_sent_byte * next->spared;
-    return dearer && can_leave(sites, reference, marked, step) >= missing.bytes;
+    return dearer && can_leave(sites, marked, step) >= missing.bytes;
   };
   std::int64_t sent = 0;
   while (missing.bytes > 0) {
     const auto next = std::find_if(order.begin(), order.end(), [&](const RemakingUnit& unit) {
       return !peak || is_there(unit, missing.moment);
     });
-    if (may_send && is_sent(next == order.end() ? nullptr : &*next)) {
+    if (may_send(reference, target) && is_sent(next == order.end() ? nullptr : &*next)) {
       sent = std::exchange(missing.bytes, 0);
       break;
     }
@@ -140,10 +158,11 @@ RemadePlan plan_exactly(SiteTable& sites, StepReference& reference, const Target
     if (excess().bytes > sent) marked.insert(unit.sites.begin(), unit.sites.end());
   }
   for (Site& site : sites.sites()) site.remade = marked.contains(&site);
-  reference.sent_bytes = Sendable(sites, marked, step).let_leave(sites, sent);
-  RemadePlan plan =
-      remade_by(sites, reference.fixed_bytes - exact_bytes(sites, marked) - reference.sent_bytes);
-  plan.sent_bytes = reference.sent_bytes;
+  const Remedies remedies = with_sent(sites, marked, excess().bytes, step);
+  send(sites, remedies.sent);
+  const std::int64_t leaving = exact_leaving(sites, remedies, step);
+  RemadePlan plan = remade_by(sites, reference.fixed_bytes - exact_bytes(sites, marked) - leaving);
+  plan.sent_bytes = leaving;
   return plan;
 }
 

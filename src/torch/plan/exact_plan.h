@@ -15,7 +15,7 @@ namespace backfold::torch_layer {
 
 // Marks as many sites as the target needs, and no others: to be made again or, of a budget, to
 // leave where that takes less time. Raises ValueError if all of them are not enough.
-RemadePlan plan_exactly(SiteTable& sites, StepReference& reference, const Target& target,
+RemadePlan plan_exactly(SiteTable& sites, const StepReference& reference, const Target& target,
                         std::int64_t step);
 
 }  // namespace backfold::torch_layer

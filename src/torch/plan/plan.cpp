@@ -60,7 +60,8 @@ bool is_known(const StepReference& reference, const Target& target) {
 int uniform_width(const SiteTable& sites, const StepReference& reference, const Target& target,
                   std::int64_t step) {
   if (target.kind != Target::Kind::kBits && is_known(reference, target)) {
-    const Uniform best = widest_uniform(sites, reference, target, step, marked_now(sites));
+    const Uniform best =
+        widest_uniform(sites, reference, target, step, remedies_now(sites, target));
     if (best.width == 0) refuse(sites, reference, target, best.least, step);
   }
   return width_about(sites, reference, target, step);
@@ -71,7 +72,8 @@ int width_about(const SiteTable& sites, const StepReference& reference, const Ta
   if (target.kind == Target::Kind::kBits) return widest_within(target.value);
   if (!is_known(reference, target))
     return target.kind == Target::Kind::kRatio ? widest_within(32 / target.value - 0.25) : 2;
-  return std::max(1, widest_uniform(sites, reference, target, step, marked_now(sites)).width);
+  return std::max(
+      1, widest_uniform(sites, reference, target, step, remedies_now(sites, target)).width);
 }
 
 namespace {
@@ -80,27 +82,33 @@ void mark(SiteTable& sites, const Marked& marked) {
   for (Site& site : sites.sites()) site.remade = marked.contains(&site);
 }
 
+// Bits of packets that leave until there is a plan.
+constexpr int kLeastSent = 4;
+
 }  // namespace
 
-void mark_until_planned(SiteTable& sites, StepReference& reference, const Target& target,
+void mark_until_planned(SiteTable& sites, const StepReference& reference, const Target& target,
                         std::int64_t step) {
   if (target.kind == Target::Kind::kBits || !is_known(reference, target)) return;
   const Marked marked = marked_now(sites);
   const std::vector<Bundle> bundles = bundles_of(sites, step, marked);
   const Unfolded unfolded = not_worth_a_packet(sites, reference, target, marked, bundles);
-  if (has_moments(reference, target))
+  if (is_of_bytes(target)) {
     for (const Bundle& bundle : bundles) {
       bundle.root->choice.reset();
       if (unfolded.contains(bundle.root)) bundle.root->choice = {kRawBits, {}};
     }
-  for (const int width : {2, 8, 1}) {  // wider packets may be large enough to leave
-    const Remedies remedies = remedies_for_width(sites, reference, target, step, marked, width);
-    if (!remedies.enough && width > 1) continue;
-    mark(sites, remedies.marked);
-    Sendable sendable(sites, remedies.marked, step);
-    sendable.add(target, bundles_of(sites, step, remedies.marked), width);
-    reference.sent_bytes = sendable.let_leave(sites, remedies.sent_bytes);
-    return;
+  }
+  std::optional<Remedies> remedies;
+  for (const int width : {2, 1})
+    if (!remedies) remedies = remedies_for_width(sites, reference, target, step, marked, width);
+  if (!remedies) remedies = all_remedies(sites, reference, target, step);
+  mark(sites, remedies->marked);
+  send(sites, remedies->sent);
+  for (const Bundle& bundle : bundles_of(sites, step, remedies->marked)) {
+    if (!bundle.root->sent) continue;
+    if (const auto width = width_to_send(target, bundle, kLeastSent))
+      bundle.root->choice = {*width, {}};
   }
 }
 
@@ -142,10 +150,11 @@ void share_with_earlier(Site& site) {
 
 double error_for(const SiteTable& sites, const StepReference& reference, const Target& target,
                  std::int64_t step) {
-  return solve(const_cast<SiteTable&>(sites), reference, target, step, marked_now(sites))->error;
+  return solve(const_cast<SiteTable&>(sites), reference, target, step, remedies_now(sites, target))
+      ->error;
 }
 
-PlanSummary make_plan(SiteTable& sites, StepReference& reference, const Target& target,
+PlanSummary make_plan(SiteTable& sites, const StepReference& reference, const Target& target,
                       std::int64_t step, std::optional<double> most, std::optional<double> energy) {
   Unfolded kept;
   Remedies remedies;
@@ -154,13 +163,11 @@ PlanSummary make_plan(SiteTable& sites, StepReference& reference, const Target& 
     const auto limit = energy ? std::optional(kPart * *energy) : std::nullopt;
     remedies = remedies_for_plan(sites, reference, target, step, limit);
   }
-  const Marked& marked = remedies.marked;
-  reference.sent_bytes = remedies.sent_bytes;
-  Solution solution = *solve(sites, reference, target, step, marked);
+  Solution solution = *solve(sites, reference, target, step, remedies);
   bool raised = false;
   for (const double room : kMoreRoom) {
     if (!most || solution.error <= *most || is_of_bytes(target) || raised) break;
-    Solution roomier = *solve(sites, reference, target, step, marked, kept, room);
+    Solution roomier = *solve(sites, reference, target, step, remedies, kept, room);
     raised = roomier.error <= *most;
     if (raised) solution = std::move(roomier);
   }
@@ -168,32 +175,27 @@ PlanSummary make_plan(SiteTable& sites, StepReference& reference, const Target& 
     const Unfolded before = kept;
     if (!keep_worst(solution, *most, kept)) break;
     Least least;
-    auto roomier = solve(sites, reference, target, step, marked, kept, 1, &least);
+    auto roomier = solve(sites, reference, target, step, remedies, kept, 1, &least);
     if (!roomier) {  // bytes that nothing may exceed come first
       kept = before;
       break;
     }
     solution = std::move(*roomier);
   }
-  mark(sites, marked);
-  const std::int64_t held = held_by(sites, reference, marked, solution);
-  if (is_of_bytes(target)) {
-    Sendable sendable(sites, marked, step);
-    sendable.add(solution);
-    const bool leaves = reference.sent_bytes > 0;
-    reference.sent_bytes =
-        sendable.let_leave(sites, leaves ? held - headroom(reference, target) : 0);
-  }
-  PlanSummary summary{.step = step,
-                      .sites = 0,
-                      .held_bytes = held - reference.sent_bytes,
-                      .sent_bytes = reference.sent_bytes,
-                      .mean_bits = 0,
-                      .error = solution.error,
-                      .uniform_error = solution.uniform_error,
-                      .raised = raised,
-                      .kept = {},
-                      .peak_bytes = {}};
+  mark(sites, remedies.marked);
+  send(sites, remedies.sent);
+  const std::int64_t exact_sent = exact_leaving(sites, remedies, step);
+  PlanSummary summary{
+      .step = step,
+      .sites = 0,
+      .held_bytes = reference.fixed_bytes - exact_bytes(sites, remedies.marked) - exact_sent,
+      .sent_bytes = exact_sent,
+      .mean_bits = 0,
+      .error = solution.error,
+      .uniform_error = solution.uniform_error,
+      .raised = raised,
+      .kept = {},
+      .peak_bytes = {}};
   if (has_moments(reference, target))
     summary.peak_bytes = static_cast<std::int64_t>(target.value) + solution.excess.bytes;
   for (const Bundle& bundle : solution.bundles)
@@ -219,6 +221,11 @@ PlanSummary make_plan(SiteTable& sites, StepReference& reference, const Target& 
     }
     summary.sites += bundle.measured;
     const Footprint& footprint = bundle.root->reference;
+    summary.held_bytes += option.bytes - option.leaves;
+    summary.sent_bytes += option.leaves;
+    // What is too small to leave is not to leave.
+    if (option.leaves == 0 && exact_leaving(*bundle.root, remedies.marked, step) == 0)
+      bundle.root->sent = false;
     const bool counts =
         !bundle.raw && !kept.contains(bundle.root) && !solution.unfolded.contains(bundle.root);
     const auto count = counts ? static_cast<double>(footprint.elements) : 0;

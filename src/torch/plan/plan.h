@@ -44,9 +44,7 @@ struct StepReference {
   // what measured peaks have exceeded plans by.
   std::vector<std::int64_t> moments = {};
   std::int64_t margin = 0;
-  // For a budget: what leaves the device, which it does not count then, and how long a byte takes
-  // to leave and come back; none where nothing may leave.
-  std::int64_t sent_bytes = 0;
+  // How long a byte takes to leave the device and come back; none where nothing may leave.
   std::optional<double> ms_per_sent_byte = {};
 };
 
@@ -69,7 +67,7 @@ int width_about(const SiteTable& sites, const StepReference& reference, const Ta
 
 // Before the first plan: where no width of 2 bits or more meets a target of bytes, marks tensors
 // that products are to make again, or that leave, until one does, as far as there are any.
-void mark_until_planned(SiteTable& sites, StepReference& reference, const Target& target,
+void mark_until_planned(SiteTable& sites, const StepReference& reference, const Target& target,
                         std::int64_t step);
 
 // Chooses a width and grouping for every site with a table and writes it to the site. If the plan's
@@ -78,7 +76,7 @@ void mark_until_planned(SiteTable& sites, StepReference& reference, const Target
 // count towards a budget, but not towards a target of bits or ratio.
 // Where a target of bytes cannot be met by widths, or not with an error of a quarter of `energy`,
 // it first marks tensors that products make again, or that leave, as few as are enough.
-PlanSummary make_plan(SiteTable& sites, StepReference& reference, const Target& target,
+PlanSummary make_plan(SiteTable& sites, const StepReference& reference, const Target& target,
                       std::int64_t step, std::optional<double> most, std::optional<double> energy);
 
 // The error that a plan for another target would have. Changes nothing.

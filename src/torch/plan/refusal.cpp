@@ -35,7 +35,7 @@ std::string largest_at(int moment, const std::vector<Bundle>& bundles,
 
 void refuse(const SiteTable& sites, const StepReference& reference, const Target& target,
             const Least& least, std::int64_t step) {
-  const std::int64_t held = reference.fixed_bytes + least.bytes - reference.sent_bytes;
+  const std::int64_t held = reference.fixed_bytes + least.bytes;
   if (has_moments(reference, target)) {
     const std::int64_t peak = static_cast<std::int64_t>(target.value) + least.excess.bytes;
     const std::int64_t rest = reference.moments[static_cast<std::size_t>(least.excess.moment)];
@@ -55,8 +55,8 @@ void refuse(const SiteTable& sites, const StepReference& reference, const Target
   TORCH_CHECK_VALUE(false, name_of(target.kind), "=", static_cast<std::int64_t>(target.value),
                     " bytes cannot be met: the lowest possible is ", held, " bytes (",
                     mebibytes(held), "), ", holds,
-                    reference.sent_bytes > 0
-                        ? ", even if " + mebibytes(reference.sent_bytes) + " are offloaded"
+                    target.kind == Target::Kind::kBudget && reference.ms_per_sent_byte
+                        ? ", even if all is offloaded that can be"
                         : "");
 }
 

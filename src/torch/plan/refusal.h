@@ -26,7 +26,7 @@ struct Least {
 std::string largest_at(int moment, const std::vector<Bundle>& bundles,
                        const std::vector<std::int64_t>& bytes);
 
-// Raises ValueError. The reference says what would leave.
+// Raises ValueError.
 [[noreturn]] void refuse(const SiteTable& sites, const StepReference& reference,
                          const Target& target, const Least& least, std::int64_t step);
 

@@ -9,6 +9,7 @@
 #include "backfold/planner.h"
 #include "torch/plan/moments.h"
 #include "torch/plan/remaking.h"
+#include "torch/plan/sending.h"
 
 namespace backfold::torch_layer {
 namespace {
@@ -67,9 +68,10 @@ Unfolded not_worth_a_packet(const SiteTable& sites, const StepReference& referen
 }
 
 Uniform widest_uniform(const SiteTable& sites, const StepReference& reference, const Target& target,
-                       std::int64_t step, const Marked& marked) {
+                       std::int64_t step, const Remedies& remedies) {
+  const Marked& marked = remedies.marked;
   const std::vector<Bundle> bundles = bundles_of(const_cast<SiteTable&>(sites), step, marked);
-  const std::int64_t spared = exact_bytes(sites, marked);
+  const std::int64_t spared = exact_bytes(sites, marked) + exact_leaving(sites, remedies, step);
   Unfolded unfolded;
   for (const Bundle& bundle : bundles)
     if (is_unfolded(bundle)) unfolded.insert(bundle.root);
@@ -82,11 +84,14 @@ Uniform widest_uniform(const SiteTable& sites, const StepReference& reference, c
       // What checkpoints start again from is exact until it was measured, which no target can
       // count on afterwards.
       const bool unknown = bundle.starts && !bundle.root->tried;
-      bytes.push_back(bytes_at(bundle.root->reference,
-                               is_unfolded(bundle) ? kRawBits
-                               : unknown           ? std::max(width, 4)
-                                                   : width_from(target, bundle, width),
-                               {}));
+      const bool leaves =
+          remedies.sent.contains(bundle.root) && width_to_send(target, bundle, width);
+      bytes.push_back(leaves ? 0
+                             : bytes_at(bundle.root->reference,
+                                        is_unfolded(bundle) ? kRawBits
+                                        : unknown           ? std::max(width, 4)
+                                                            : width_from(target, bundle, width),
+                                        {}));
     }
     const Limits::Excess excess = limits.excess(bytes);
     if (width == kCodeWidths.front())
@@ -98,8 +103,9 @@ Uniform widest_uniform(const SiteTable& sites, const StepReference& reference, c
 }
 
 std::optional<Solution> solve(SiteTable& sites, const StepReference& reference,
-                              const Target& target, std::int64_t step, const Marked& marked,
+                              const Target& target, std::int64_t step, const Remedies& remedies,
                               const Unfolded& kept, double room, Least* least_possible) {
+  const Marked& marked = remedies.marked;
   Solution solution;
   solution.bundles = bundles_of(sites, step, marked);
   solution.unfolded = not_worth_a_packet(sites, reference, target, marked, solution.bundles);
@@ -109,7 +115,7 @@ std::optional<Solution> solve(SiteTable& sites, const StepReference& reference,
   // Where not even the fewest bits meet the target, sites without a table have those.
   const int uniform =
       bits ? widest_within(target.value)
-           : std::max(1, widest_uniform(sites, reference, target, step, marked).width);
+           : std::max(1, widest_uniform(sites, reference, target, step, remedies).width);
   std::vector<PlanSite> menus;
   std::vector<std::vector<Option>> options;
   std::vector<std::int64_t> least;
@@ -119,6 +125,7 @@ std::optional<Solution> solve(SiteTable& sites, const StepReference& reference,
     const bool raw = kept.contains(bundle.root) || solution.unfolded.contains(bundle.root);
     options.push_back(raw ? std::vector<Option>{kept_option(target, bundle)}
                           : options_for(target, bundle, at_uniform));
+    if (remedies.sent.contains(bundle.root)) have_leave(bundle, options.back());
     PlanSite menu;
     for (const Option& option : options.back())
       menu.options.push_back(
@@ -128,7 +135,8 @@ std::optional<Solution> solve(SiteTable& sites, const StepReference& reference,
                         ->bytes);
     menus.push_back(std::move(menu));
   }
-  const std::int64_t spared = bits ? 0 : exact_bytes(sites, marked);
+  const std::int64_t spared =
+      bits ? 0 : exact_bytes(sites, marked) + exact_leaving(sites, remedies, step);
   auto allowed = static_cast<std::int64_t>(
       room * static_cast<double>(allowance(target, reference, open) + spared));
   // If floors rule the mean out, the plan comes as close to it as they allow.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The widths that meet a target, with the least error, for tensors that are marked and known: what
+// The widths that meet a target, with the least error, for remedies that are given: what
 // plans are made of (plan.h). Nothing here changes a site.
 
 #ifndef BACKFOLD_TORCH_PLAN_SOLVE_H_
@@ -33,7 +33,7 @@ struct Uniform {
   Least least;
 };
 Uniform widest_uniform(const SiteTable& sites, const StepReference& reference, const Target& target,
-                       std::int64_t step, const Marked& marked);
+                       std::int64_t step, const Remedies& remedies);
 
 struct Solution {
   std::vector<Bundle> bundles;
@@ -46,7 +46,7 @@ struct Solution {
 // With `room` times what the target allows, and the bundles of `kept` unfolded. None where no plan
 // is possible, and `least` is given: what bundles take at least. Raises ValueError where it is not.
 std::optional<Solution> solve(SiteTable& sites, const StepReference& reference,
-                              const Target& target, std::int64_t step, const Marked& marked,
+                              const Target& target, std::int64_t step, const Remedies& remedies,
                               const Unfolded& kept = {}, double room = 1,
                               Least* least_possible = nullptr);
 
