@@ -15,6 +15,7 @@ import sys
 import types
 import unittest
 import zlib
+from collections.abc import Callable
 
 import backfold
 import pytest
@@ -65,6 +66,7 @@ class Case:
     sample: object
     seed: int
     plain: list[torch.Tensor | None] | None = None
+    after: Callable[[torch.Tensor], torch.Tensor] | None = None  # what is called with each result
 
     def arguments(self) -> tuple[list, object]:
         return tree_flatten((self.sample.input, self.sample.args, self.sample.kwargs))
@@ -76,7 +78,10 @@ class Case:
         values = [value.clone() if differentiable(value) else value for value in values]
         first, args, kwargs = tree_unflatten(values, structure)
         out = self.sample.output_process_fn_grad(self.op(first, *args, **kwargs))
-        return [value.clone() for value in tree_flatten(out)[0] if differentiable(value)]
+        found = [value for value in tree_flatten(out)[0] if differentiable(value)]
+        if self.after is not None:
+            found = [self.after(value) for value in found]
+        return [value.clone() for value in found]
 
     def gradients(self, fold) -> list[torch.Tensor | None]:
         """Gradients of all inputs when the operator runs under `fold`."""
@@ -195,19 +200,6 @@ def problems(case: Case, fold: backfold.Controller, holds, tally) -> list[str]:
 def tensors_folded(fold: backfold.Controller) -> int:
     sites = fold.report().to_dict()["sites"]
     return sum(site["saves"] for site in sites if site["kind"] not in NOT_FOLDED)
-
-
-@pytest.fixture
-def quick_seeds(monkeypatch):
-    """Seeds only devices that are there. torch notes each seed with a stack trace for those that
-    are not, and operators seed so often that this takes two thirds of the time."""
-
-    def manual_seed(seed: int) -> None:
-        torch.default_generator.manual_seed(seed)
-        if torch.cuda.is_available():
-            torch.cuda.manual_seed_all(seed)
-
-    monkeypatch.setattr(torch, "manual_seed", manual_seed)
 
 
 @pytest.mark.parametrize(
