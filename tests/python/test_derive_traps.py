@@ -15,7 +15,9 @@ from derivation import (
     derived,
     gradients,
     leaf,
+    relative_error,
     same_bits,
+    sites,
 )
 from derivation_layers import batch, blocks
 from torch import nn
@@ -64,6 +66,23 @@ def test_double_backward(device, inside):
     fold = controller(model=model)
     assert_same_bits(run(fold), run(contextlib.nullcontext()))
     assert derived(fold)
+
+
+@pytest.mark.parametrize("bits", [None, 8])
+def test_a_source_that_is_passed_through(device, bits):
+    # It is below min_bytes, so neither packed nor recorded, and what is made of it is large.
+    x, row = leaf(256, 64, device=device), leaf(64, device=device, seed=1)
+    fold = controller(bits, min_bytes=1024)
+
+    def forward():
+        small = row.exp()
+        return (torch.tanh(x * 1) + small).square() * small
+
+    found, expected = gradients(forward, [x, row], fold), gradients(forward, [x, row])
+    if bits is None:
+        assert_same_bits(found, expected)
+    assert relative_error(found, expected) < 0.01
+    assert [site["kind"] for site in sites(fold, op="aten::exp")] == ["passed"]
 
 
 @pytest.mark.parametrize("op", [functional.gelu, functional.silu, lambda h: h * h * 3])
