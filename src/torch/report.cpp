@@ -55,6 +55,8 @@ std::string how_of(const ReportRow& row) {
     how += ": by " + row.recipe;
   else if (!row.reason.empty())
     how += ": " + row.reason;
+  else if (!row.recipe.empty())  // an inspection
+    how += ": made again by " + row.recipe;
   return how;
 }
 

@@ -320,6 +320,14 @@ def test_a_report_before_the_first_step_is_empty():
     assert "step 0" in str(report)
 
 
+def test_inspect_says_what_could_be_made_again(device):
+    model = nn.Sequential(nn.Linear(8, 64), nn.GELU(), nn.Linear(64, 8)).to(device)
+    x = torch.randn(512, 8, device=device)
+    report = backfold.inspect(lambda: model(x).square().mean(), model)
+    (line,) = (line for line in str(report).splitlines() if line.startswith("2 "))
+    assert line.endswith("raw: made again by gelu")
+
+
 def test_inspect_sees_functions_and_compiled_graphs(device):
     class Square(torch.autograd.Function):
         @staticmethod
