@@ -149,6 +149,61 @@ def test_zeros_of_a_relu_are_exact(device, bits):
     assert (made[exact > 0] < 0).any()
 
 
+@pytest.mark.parametrize("bits", [2, 4])
+@pytest.mark.parametrize("in_place", [False, True])
+def test_slopes_of_a_leaky_relu_are_exact(device, bits, in_place):
+    # What is made is one of the two slopes times the same rounded values for every element: the one
+    # that the exact values have, also where rounding has changed the sign.
+    torch.manual_seed(0)
+    slope = 0.25
+    model = nn.Sequential(
+        nn.Conv2d(3, 16, 3),
+        nn.BatchNorm2d(16),
+        nn.LeakyReLU(slope, inplace=in_place),
+        nn.Conv2d(16, 4, 1),
+    ).to(device)
+    x, seen, fold = leaf(*IMAGES, device=device).detach(), {}, controller(bits, model)
+
+    def keep(module, inputs, output):
+        seen["exact"], seen["node"] = inputs[0].detach().clone(), output.grad_fn
+
+    model[3].register_forward_hook(keep)
+    with fold:
+        loss = model(x).square().mean()
+    place = sites(fold, module="3", slot="input")[0]
+    assert place["kind"] == "derived" and place["recipe"].startswith("leaky_relu")
+    draws = 200 if bits == 2 else 50
+    made, exact = seen["node"]._saved_input, seen["exact"]
+    assert ((made > 0) != (exact > 0)).float().mean() > 0.01
+    loss.backward()
+    total = torch.zeros_like(exact, dtype=torch.double)
+    for _ in range(draws):
+        with fold:
+            loss = model(x).square().mean()
+        total += seen["node"]._saved_input
+        loss.backward()
+    bias = (total / draws - exact).flatten()
+    noise = (made - exact).flatten()
+    # By the signs of rounded values, what is negative would be too large on average.
+    assert bias[exact.flatten() < 0].mean().abs() < 0.1 * noise.abs().mean()
+    assert bias.norm() < 3 * noise.norm() / draws**0.5
+
+
+def test_the_bits_of_another_reader_are_not_those_of_a_leaky_relu(device):
+    # clamp's tell which elements of the same result are below 3.
+    fold, weight = controller(4), leaf(64, 64, device=device)
+    x = leaf(64, 64, device=device, seed=1)
+    with fold:
+        y = functional.leaky_relu(torch.tanh(x @ weight), 0.25)
+        clamped, product = torch.clamp(y, max=3), y * weight
+        exact = y.detach().clone()
+        del y
+    (place,) = sites(fold, op="aten::mul", kind="derived")
+    assert place["recipe"].startswith("leaky_relu")
+    assert relative_error([product.grad_fn._saved_self], [exact]) < 0.2
+    (clamped.sum() + product.sum()).backward()
+
+
 def test_a_maximum_is_where_it_was(device):
     # Not where rounded values have theirs, which is too large on average.
     torch.manual_seed(0)

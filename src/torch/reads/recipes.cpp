@@ -40,6 +40,12 @@ bool is_small_power(const Call& call) {
   return equals(exponent, 2) || equals(exponent, 3);
 }
 
+// Leaky ReLU whose result has the sign of its argument.
+bool has_rising_slopes(const Call& call) {
+  const c10::IValue& slope = call["negative_slope"];
+  return slope.isScalar() && slope.toScalar().toDouble() >= 0;
+}
+
 constexpr Recipe in_place(std::string_view op, std::string_view again,
                           std::string_view exact = {}) {
   return {.op = op, .again = again, .exact = exact};
@@ -88,8 +94,11 @@ constexpr Recipe kRecipes[] = {
      .again = "aten::relu",
      .on_rounded = OnRounded::kBits,
      .fused = Fused::kMask},
-    {.op = "aten::leaky_relu", .exact = "*"},
-    in_place("aten::leaky_relu_", "aten::leaky_relu", "*"),
+    {.op = "aten::leaky_relu", .on_rounded = OnRounded::kBits, .when = has_rising_slopes},
+    {.op = "aten::leaky_relu_",
+     .again = "aten::leaky_relu",
+     .on_rounded = OnRounded::kBits,
+     .when = has_rising_slopes},
     {.op = "aten::hardtanh", .exact = "*"},
     in_place("aten::hardtanh_", "aten::hardtanh", "*"),
     {.op = "aten::hardsigmoid", .exact = "*"},
@@ -232,6 +241,13 @@ at::Tensor by_statistics(const RecipeInputs& inputs) {
   return y;
 }
 
+at::Tensor by_bits(const RecipeInputs& inputs) {
+  const at::Tensor& x = inputs.arguments[0].toTensor();
+  const c10::IValue& slope = Call(inputs.schema, inputs.arguments)["negative_slope"];
+  if (slope.isNone()) return at::where(inputs.bits > 0, x, 0);
+  return at::where(inputs.bits > 0, x, x * slope.toScalar());
+}
+
 at::Tensor by_indices(const RecipeInputs& inputs) {
   const at::Tensor& indices = inputs.companions[0];
   const at::Tensor input = inputs.arguments[0].toTensor().flatten(-2);
@@ -264,7 +280,7 @@ at::Tensor made_by_recipe(const RecipeInputs& inputs, bool rounded) {
     case OnRounded::kIndices:
       return by_indices(inputs);
     case OnRounded::kBits:
-      return at::where(inputs.bits > 0, inputs.arguments[0].toTensor(), 0);
+      return by_bits(inputs);
   }
   return {};
 }

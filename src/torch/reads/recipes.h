@@ -38,7 +38,7 @@ struct Recipe {
   enum class OnRounded : std::uint8_t {
     kSame,        // nothing else
     kStatistics,  // a norm: with the statistics of the first call, never with new ones
-    kBits,        // ReLU: by the exact signs that its own backward keeps
+    kBits,        // ReLU, leaky or not: by the exact signs that its own backward keeps
     kIndices,     // a maximum: what lies where the first call found it
   };
   OnRounded on_rounded = OnRounded::kSame;

@@ -226,8 +226,9 @@ void Store::note_spared(const Saving& saving, Value& value, const Effort& effort
   if (std::exchange(value.spared, true)) return;  // an earlier reader's packet would have served
   ledger.spared_bytes += packet;
   if (!raw) ledger.spared_moves += saving.bytes + packet;
-  if (!effort.rounded || value.op->recipe->on_rounded != Recipe::OnRounded::kBits) return;
-  // ReLU would have read its signs from the packet.
+  const std::string_view op = value.op->recipe->op;
+  if (!effort.rounded || (op != "aten::relu" && op != "aten::relu_")) return;
+  // It would have read its signs from the packet.
   if (const auto bits = own_bits(value))
     ledger.spared_bytes -=
         packed_bytes(std::get<std::shared_ptr<SharedPacket>>(bits->kept)->format());

@@ -35,6 +35,15 @@ constexpr std::size_t kMostOperationsOfProduct = 24;
 constexpr int kMostSourcesOfProduct = 4;
 constexpr std::int64_t kMostAtOnceOfProduct = 6;
 
+// Whether what is positive can be told from a packet. Other readers of the same tensor may have
+// left other bits.
+bool tells_positive(const Format& format) {
+  if (const auto* group = std::get_if<GroupFormat>(&format)) return group->zero_exact;
+  const auto* predicate = std::get_if<PredicateFormat>(&format);
+  return predicate && predicate->type != ElementType::kBool &&
+         predicate->comparison == Comparison::kGreater && predicate->low == 0;
+}
+
 }  // namespace
 
 std::int64_t Effort::instead() const {
@@ -81,18 +90,18 @@ void Effort::add(const Effort& other) {
 }
 
 std::optional<Source> Store::own_bits(const Value& value) {
-  for (const Tracked::Packed& known : value.home->packets) {
-    const auto packet = known.packet.lock();
-    if (!packet || known.write != value.write) continue;
-    const auto* predicate = std::get_if<PredicateFormat>(&packet->format());
-    const auto* group = std::get_if<GroupFormat>(&packet->format());
-    const bool signs =
-        (predicate && predicate->type != ElementType::kBool) || (group && group->zero_exact);
-    if (!signs) continue;
-    if (auto view = packet->view_of(value.view))
-      return Source{packet, std::move(*view), value.type, {}, 0};
-  }
-  return std::nullopt;
+  const auto bits_of = [](const Value& of, const View& view) -> std::optional<Source> {
+    for (const Tracked::Packed& known : of.home->packets) {
+      const auto packet = known.packet.lock();
+      if (!packet || known.write != of.write || !tells_positive(packet->format())) continue;
+      if (auto in_packet = packet->view_of(view))
+        return Source{packet, std::move(*in_packet), of.type, {}, 0};
+    }
+    return std::nullopt;
+  };
+  if (auto of_result = bits_of(value, value.view)) return of_result;
+  const Value::Input& input = value.inputs[0];
+  return bits_of(*input.value, input.view);
 }
 
 std::optional<Source> Store::kept_source(const Value::Input& input, const Need& need,

@@ -206,6 +206,7 @@ class Store {
   std::optional<Source> kept_source(const Value::Input& input, const Need& need, Effort& effort);
   std::optional<Source> source_instead(const Value::Input& input, const Need& need, Effort& effort);
   std::vector<Source> sources_of(const Value& value, const Need& need, Effort& effort);
+  // What tells where the result of ReLU or leaky ReLU is positive: bits of it, or of its argument.
   std::optional<Source> own_bits(const Value& value);
 
   const StoreOptions options_;
