@@ -6,7 +6,7 @@ import collections
 import backfold
 import pytest
 import torch
-from derivation import sites
+from derivation import assert_same_bits, gradients, sites
 from torch import nn
 from torch.nn import functional
 
@@ -114,3 +114,49 @@ def test_exact_tensors_are_derived_the_long_way():
 def test_bytes_that_were_asked_for_come_before_time():
     assert kind_of_the_copy(ratio=6.0) == "derived"
     assert kind_of_the_copy(plan={"bits": 4, "sites": {}}) == "derived"
+
+
+class PickedThenJoined(nn.Module):
+    """Every fourth row of what `first` makes is read by two branches and joined with their results.
+
+    The joined rows cannot be made from all that: they have three large sources then, and two if the
+    picked rows, a quarter of them, are stored.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(16, 64), nn.Linear(256, 8)
+        self.branches = nn.ModuleList(nn.Linear(64, 96) for _ in range(2))
+        self.register_buffer("rows", torch.arange(0, 1024, 4))
+
+    def forward(self, x):
+        picked = torch.tanh(self.first(x)).index_select(0, self.rows)
+        parts = [torch.tanh(branch(picked)) for branch in self.branches]
+        return self.last(torch.cat([picked, *parts], 1)).square()
+
+
+@pytest.mark.parametrize("bits", [None, 4])
+def test_a_small_tensor_is_stored_where_a_large_one_is_made_of_it(device, bits):
+    torch.manual_seed(0)
+    model, x = PickedThenJoined().to(device), torch.randn(1024, 16, device=device)
+    leaves = list(model.parameters())
+    expected = gradients(lambda: model(x), leaves)
+    options = {} if bits is None else {"adaptive": False}
+    fold = backfold.Controller(model, bits=bits, min_bytes=0, **options)
+    held = []
+    for _ in range(4):
+        found = gradients(lambda: model(x), leaves, fold)
+        if bits is None:
+            assert_same_bits(found, expected)
+        held.append(fold.report().to_dict()["held_bytes"])
+    (picked,) = sites(fold, module="branches.0", slot="mat1")
+    (joined,) = sites(fold, module="last", slot="mat1")
+    assert picked["kind"] != "derived" and joined["kind"] == "derived"
+    assert joined["recipe"] == "cat"
+    # All of what the joined rows took, less the quarter that is stored now.
+    assert held[0] - held[-1] > 0.7 * joined["saved_bytes"] / 32 * (bits or 32)
+    assert held[2] == held[3]
+    again = backfold.Controller(model, bits=bits, min_bytes=0, **options)
+    again.load_state_dict(fold.state_dict())
+    gradients(lambda: model(x), leaves, again)
+    assert again.report().to_dict()["held_bytes"] == held[-1]

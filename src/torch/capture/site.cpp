@@ -208,6 +208,8 @@ void SiteTable::apply(const SiteRecord& record, Site& site) {
   site.tried = record.tried;
   site.zero_exact = record.zero_exact;
   site.starts = record.starts;
+  site.stored_for_others = record.stored_for_others;
+  site.looks_for_cut = record.looks_for_cut;
   site.last_step = record.last_step;
   site.lossy_step = record.lossy_step;
   site.choice = record.choice;
@@ -253,6 +255,8 @@ std::vector<SiteRecord> SiteTable::records() const {
                        site.tried,
                        site.zero_exact,
                        site.starts,
+                       site.stored_for_others,
+                       site.looks_for_cut,
                        site.last_step,
                        site.ledger.lossy.elements > 0 ? site.ledger.step : site.lossy_step,
                        site.choice,

@@ -162,6 +162,10 @@ struct Site {
   // the others, with the error that each brings to the gradient here.
   bool derived = false;
   bool packs_copied = false;  // its packet holds what the tensor is a copy of
+  // Its tensors could be made again, but less is held if they are stored, since larger ones are
+  // made of them then; and the steps in which this site looked for such tensors.
+  bool stored_for_others = false;
+  int looks_for_cut = 0;
   struct Also {
     Site* root = nullptr;
     Sensitivity sensitivity;
@@ -238,7 +242,8 @@ struct SiteRecord {
   bool derived = false;
   std::vector<std::pair<std::string, Sensitivity>> also;
   int floor = 0, served_floor = 0;
-  bool tried = false, zero_exact = false, starts = false;
+  bool tried = false, zero_exact = false, starts = false, stored_for_others = false;
+  int looks_for_cut = 0;
   std::int64_t last_step = -1, lossy_step = -1;
   std::optional<Choice> choice;
   Sensitivity sensitivity;

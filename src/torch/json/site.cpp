@@ -127,6 +127,8 @@ Json record_as_json(const SiteRecord& record, const Policy& policy) {
           {"tried", record.tried},
           {"zero_exact", record.zero_exact},
           {"starts", record.starts},
+          {"stored_for_others", record.stored_for_others},
+          {"looks_for_cut", record.looks_for_cut},
           {"last_step", record.last_step},
           {"lossy_step", record.lossy_step},
           {"choice", record.choice ? choice_as_json(*record.choice, policy) : Json()},
@@ -167,6 +169,8 @@ SiteRecord record_from_json(const Fields& fields, const Policy& policy) {
   record.tried = fields.get<bool>("tried");
   record.zero_exact = fields.get<bool>("zero_exact");
   record.starts = fields.get<bool>("starts");
+  record.stored_for_others = fields.get<bool>("stored_for_others");
+  record.looks_for_cut = fields.get<int>("looks_for_cut");
   take_remaking(fields, record);
   record.last_step = fields.get<std::int64_t>("last_step");
   record.lossy_step = fields.get<std::int64_t>("lossy_step");

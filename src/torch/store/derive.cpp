@@ -12,6 +12,10 @@
 namespace backfold::torch_layer {
 namespace {
 
+// Steps in which a site looks for a better cut: the first one does not know yet what else keeps its
+// tensors.
+constexpr int kLooksForCut = 2;
+
 void note_recipe(Ledger& ledger, const Derived& made, std::int64_t bytes) {
   const Effort& effort = made.effort();
   ledger.recipe = effort.operators;
@@ -158,7 +162,8 @@ std::shared_ptr<Hold> Store::refer_to(const at::Tensor& tensor) {
 std::shared_ptr<Derived> Store::derivation_of(const at::Tensor& tensor, Site& site) {
   const Tracked* tracked = known(tensor);
   Value* value = tracked ? tracked->value : nullptr;
-  if (!value || !value->op || value->type != tensor.scalar_type()) return nullptr;
+  if (!value || !value->op || value->type != tensor.scalar_type() || stored_for_others(*tracked))
+    return nullptr;
   auto made = derived(*value, {.exact = true,
                                .bits = 0,
                                .bytes = saved_bytes(tensor),
@@ -180,7 +185,7 @@ Saved Store::observe(Saving& saving, Tracked& tracked) {
 bool Store::is_derivable(const Saving& saving, const Tracked& tracked) {
   const Value* value = tracked.value;
   if (saving.demand.reads != Reads::kPredicate || !value || !value->op ||
-      value->version != saving.tensor._version())
+      value->version != saving.tensor._version() || stored_for_others(tracked))
     return false;
   Need need = need_of(saving);
   need.bits = 0;  // what the values need is known when they are read
@@ -206,6 +211,24 @@ void Store::note_remaking(const Saving& saving, const Tracked& tracked) {
   remaking.laps.assign(effort.laps.begin(), effort.laps.end());
   for (const auto& [kept, leaf] : effort.leaves)
     if (leaf.site) remaking.from.push_back(const_cast<Site*>(leaf.site));
+}
+
+bool Store::stored_for_others(const Tracked& tracked) const {
+  return tracked.site && tracked.site->stored_for_others && !options_.products;
+}
+
+void Store::learn_cut(const Saving& saving, const Value& value, Need need) {
+  Site& site = saving.site;
+  if (options_.products || site.looks_for_cut == kLooksForCut) return;
+  ++site.looks_for_cut;
+  std::vector<std::pair<Site*, std::int64_t>> stored;
+  need.if_stored = &stored;
+  Effort effort;
+  if (sources_of(value, need, effort).empty()) return;
+  std::int64_t bytes = 0;
+  for (const auto& [first_saver, own] : stored) bytes += own;
+  if (bytes >= saving.bytes) return;
+  for (const auto& [first_saver, own] : stored) first_saver->stored_for_others = true;
 }
 
 void Store::note_spared(const Saving& saving, Value& value, const Effort& effort,
@@ -241,7 +264,8 @@ std::optional<Saved> Store::derive(Saving& saving, Tracked& tracked) {
       saving.demand.reads == Reads::kValues || saving.demand.reads == Reads::kFinely ||
       saving.demand.reads == Reads::kExactly || saving.demand.reads == Reads::kStart;
   if (!value || !value->op || !reads_values || !Policy::is_planned(saving.rule) ||
-      value->version != tensor._version() || value->type != tensor.scalar_type())
+      value->version != tensor._version() || value->type != tensor.scalar_type() ||
+      stored_for_others(tracked))
     return std::nullopt;
   const bool known = !value->derived.expired();
   if (options_.times_products) note_remaking(saving, tracked);
@@ -253,7 +277,10 @@ std::optional<Saved> Store::derive(Saving& saving, Tracked& tracked) {
     if (!saving.site.choice) need.bits = 0;
   }
   const auto made = derived(*value, need);
-  if (!made) return std::nullopt;
+  if (!made) {
+    learn_cut(saving, *value, need);
+    return std::nullopt;
+  }
   value->saved = true;
   made->save(tensor.storage());
   Ledger& ledger = book(saving);

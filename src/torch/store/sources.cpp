@@ -180,6 +180,16 @@ std::optional<Source> Store::source_of(const Value::Input& input, const Need& ne
                                        Effort& effort) {
   if (auto kept = kept_source(input, need, effort)) return kept;
   Value& value = *input.value;
+  if (need.if_stored && value.saved && value.home->site)
+    if (const auto made = value.derived.lock()) {
+      auto& stored = *need.if_stored;
+      Site* const first = value.home->site;
+      const auto is_first = [&](const auto& one) { return one.first == first; };
+      if (std::none_of(stored.begin(), stored.end(), is_first))
+        stored.emplace_back(first, made->bytes());
+      effort.add_leaf(made.get(), Effort::Leaf{made->bytes(), false, first});
+      return Source{made, input.view, input.type, {}, input.position};
+    }
   if (value.op && value.type == input.type) {
     const bool known = !value.derived.expired();
     Need of_value = need;

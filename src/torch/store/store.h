@@ -193,9 +193,18 @@ class Store {
     std::int64_t instead = 0;           // bytes of memory that may be kept only for this
     std::optional<NormRows> rows = {};  // of a norm that will be applied
     bool products = false;              // may be run again for it
+    // Where given, what other saves have derived counts as if it were stored, and is noted here by
+    // who saved it first.
+    std::vector<std::pair<Site*, std::int64_t>>* if_stored = nullptr;
     Site& reader;
   };
   Need need_of(const Saving& saving) const;
+  // Whether it is stored so that larger ones can be derived. Where products may be run again, plans
+  // count on what steps without them would keep.
+  bool stored_for_others(const Tracked& tracked) const;
+  // A tensor that could not be derived: whether it could, with less held, if smaller ones that it
+  // is made of were stored instead of derived. Those are, from the next step on.
+  void learn_cut(const Saving& saving, const Value& value, Need need);
   // What is known of the tensor's storage, from now on if nothing was; or null.
   Tracked& track(const at::Tensor& tensor);
   Tracked* known(const at::Tensor& tensor) const;
