@@ -9,6 +9,7 @@
 
 Each task has a file in the output folder, which keeps every run as soon as it is done. Runs that
 are in it are not repeated, so that a call may be interrupted, or the seeds spread over several.
+trainings.png beside them shows the score of each method against what it held / saved.
 `steps` are whole training steps (bench/run h200), measured first, while nothing else runs. A run
 that fails is reported, and tried again by the next call.
 """
@@ -22,6 +23,7 @@ import sys
 import typing
 
 try:
+    import plots
     import runs
     import torch
     import variants
@@ -150,6 +152,15 @@ def train(names: list[str], size: str, arguments: argparse.Namespace) -> int:
     return failed
 
 
+def draw(out: pathlib.Path) -> None:
+    """Draws all tasks that have a file. Results are kept where that is not possible."""
+    paths = [path for path in (out / f"{name}.json" for name in TASKS) if path.exists()]
+    try:
+        plots.plot(paths, out / "trainings.png")
+    except (ModuleNotFoundError, ValueError) as error:
+        print(f"bench/run evidence: no trainings.png: {error}", file=sys.stderr)
+
+
 def steps(size: str, arguments: argparse.Namespace) -> int:
     """Measures steps in a process of its own, tiny ones on a CPU. Returns 0 unless some failed."""
     script = pathlib.Path(__file__).resolve().parent.parent / "workloads" / "h200.py"
@@ -200,6 +211,8 @@ def main() -> int:
     try:
         names = [name for name in arguments.tasks if name != STEPS]
         failed += train(names, size, arguments)
+        if names:
+            draw(arguments.out)
     except (MissingData, ValueError) as error:
         sys.exit(f"bench/run evidence: {error}")
     print(f"{failed} failed" if failed else "nothing failed")

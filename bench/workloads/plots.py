@@ -5,11 +5,11 @@ bench/workloads/plots.py steps.json steps.png
 """
 
 import json
-import math
 import pathlib
 import sys
 
-COLUMNS = 3
+from panels import panels, save
+
 MOST = 3.0  # times a plain step: what takes longer is at the top, with its figure
 GROUPS = {  # how the modes look, by what they have in common
     "Backfold": ("o", ["exact", "fold8", "fold", "fold3", "fold2"]),
@@ -45,22 +45,11 @@ def points(modes: dict[str, dict[str, float]], names: list[str]) -> list[tuple[s
 
 
 def plot(content: dict, path: pathlib.Path) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
     workloads = [one for one in content["workloads"] if "peak_mib" in one["modes"].get("plain", {})]
     if not workloads:
         raise ValueError("nothing to plot: no workload has a peak, which is measured on a GPU only")
-    columns = min(COLUMNS, len(workloads))
-    rows = math.ceil(len(workloads) / columns)
-    figure, axes = pyplot.subplots(
-        rows, columns, figsize=(3.6 * columns, 3.2 * rows), squeeze=False
-    )
-    for axis in axes.flat[len(workloads) :]:
-        axis.set_visible(False)
-    for axis, one in zip(axes.flat, workloads, strict=False):
+    figure, axes = panels(len(workloads))
+    for axis, one in zip(axes, workloads, strict=True):
         axis.plot([1], [1], "k*", label="plain")
         for label, (marker, names) in GROUPS.items():
             found = points(one["modes"], names)
@@ -76,17 +65,10 @@ def plot(content: dict, path: pathlib.Path) -> None:
                 axis.annotate(
                     text, (x, min(y, MOST)), offset, textcoords="offset points", fontsize=7
                 )
-        axis.tick_params(labelsize=7)
         axis.set(title=one["name"], xlabel="peak / plain", xlim=(0, 1.05), ylim=(0.85, MOST + 0.15))
-    for row in axes:
-        row[0].set_ylabel("step / plain")
-    shown = {}  # by label: a workload may lack some
-    for axis in axes.flat:
-        handles, labels = axis.get_legend_handles_labels()
-        shown |= dict(zip(labels, handles, strict=True))
-    figure.legend(shown.values(), shown, loc="upper center", ncols=len(shown), fontsize=8)
-    figure.tight_layout(rect=(0, 0, 1, 0.96))
-    figure.savefig(path, dpi=150)
+        if axis.get_subplotspec().is_first_col():
+            axis.set_ylabel("step / plain")
+    save(figure, path)
 
 
 def main() -> None:

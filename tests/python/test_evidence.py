@@ -72,6 +72,10 @@ def test_trainings_are_kept_and_not_repeated(data, tmp_path):
     runs = json.loads(path.read_text())["runs"]
     assert runs[:2] == first  # seconds included: not run again
     assert [one["variant"] for one in runs[2:]] == ["adaptive-2"]
+    if importlib.util.find_spec("matplotlib"):
+        assert (tmp_path / "trainings.png").read_bytes().startswith(b"\x89PNG")
+    else:
+        assert "no trainings.png: No module named 'matplotlib'" in done.stderr
 
 
 def test_missing_data_are_named(tmp_path):
@@ -95,16 +99,21 @@ def test_steps_have_every_mode_and_keep_gradients(tmp_path):
     assert errors["exact"] == 0 < errors["fold2"]
 
 
+def loaded(path: pathlib.Path) -> types.ModuleType:
+    """A program as a module."""
+    loader = importlib.machinery.SourceFileLoader(f"{path.stem}_program", str(path))
+    module = importlib.util.module_from_spec(importlib.util.spec_from_loader(loader.name, loader))
+    loader.exec_module(module)
+    return module
+
+
 # ---- The check of documents --------------------------------------------------------------------
 
 
 @pytest.fixture
 def check(tmp_path) -> types.ModuleType:
     """scripts/evidence, with a folder of results of its own."""
-    path = str(ROOT / "scripts" / "evidence")
-    loader = importlib.machinery.SourceFileLoader("evidence_script", path)
-    module = importlib.util.module_from_spec(importlib.util.spec_from_loader(loader.name, loader))
-    loader.exec_module(module)
+    module = loaded(ROOT / "scripts" / "evidence")
     module.FOLDER = tmp_path
     workloads = [
         {"name": name, "modes": {"plain": COST, "fold": fold}, "failed": ["exact"]}
@@ -174,7 +183,7 @@ def test_a_table_is_kept_as_it_was_printed(tmp_path):
     assert len({len(line) for line in [table["head"], *table["rows"]]}) == 1
     for row in table["rows"]:
         (line,) = (one for one in done.stdout.splitlines() if one.startswith(f"  {row[0]} "))
-        assert line.split()[-5:] == row[1:]
+        assert line.split()[-len(row[1:]) :] == row[1:]
 
 
 def test_a_table_of_figures_names_its_command(check):
@@ -189,3 +198,29 @@ def test_the_picture_shows_what_was_measured(check, tmp_path):
     done = run("bench/workloads/plots.py", tmp_path / "steps.json", tmp_path / "steps.png")
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "steps.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_trainings_are_drawn_at_their_means(check, tmp_path, monkeypatch):
+    """`trained` has 81 +- 1.41 plain and 1.25 less at a tenth of the bytes."""
+    pytest.importorskip("matplotlib")
+    monkeypatch.syspath_prepend(str(ROOT / "bench" / "workloads"))
+    plots = loaded(ROOT / "bench" / "accuracy" / "plots.py")
+    drawn = []
+    monkeypatch.setattr(plots, "save", lambda figure, path: drawn.append((figure, path)))
+    runs = json.loads((tmp_path / "trained.json").read_text())["runs"]
+    folded = [run for run in runs if run["variant"] != "plain"]
+    (tmp_path / "folded.json").write_text(json.dumps({"runs": folded}))
+    paths = [tmp_path / "folded.json", tmp_path / "trained.json"]
+    plots.plot(paths, tmp_path / "trainings.png")
+    ((figure, path),) = drawn
+    assert path == tmp_path / "trainings.png"
+    (axis,) = figure.axes  # nothing to compare with in the other file
+    assert (axis.get_title(), axis.get_ylabel()) == ("trained", "accuracy, %")
+    (container,) = axis.containers
+    point, _, (bar,) = container
+    assert point.get_xydata().tolist() == [[pytest.approx(0.1), 79.75]]
+    (ends,) = bar.get_segments()
+    assert ends[:, 1] == pytest.approx([79.75 - 2**0.5, 79.75 + 2**0.5])
+    assert [text.get_text() for text in axis.texts] == ["2"]
+    with pytest.raises(ValueError, match="no file has a plain run"):
+        plots.plot(paths[:1], tmp_path / "trainings.png")
