@@ -6,12 +6,16 @@ For each way to train it prints the most memory that forward allocates at any ti
 allocated, and the most that backward has, in MiB; the step's time; and, on the batch at hand, the
 error of the gradient / its norm, over 8 steps. A plan has the bytes that one width takes.
 
-    bench/compiled.py [--device cuda] [--backend inductor] [--bits 4]
-                      [--model blocks|gpt2|llama|resnet]
+    bench/run compiled                                               six transformer blocks
+    bench/run compiled --model gpt2 llama resnet --backend aot_eager  models of transformers
+    bench/run compiled --device cuda                                 larger ones, on a GPU
+    bench/run compiled --json FILE         also the table without times, for the documents
 """
 
 import argparse
 import contextlib
+import pathlib
+import sys
 import time
 from collections.abc import Callable
 
@@ -20,6 +24,12 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 from torch.profiler import ProfilerActivity, profile, record_function
+
+sys.path.append(str(pathlib.Path(__file__).resolve().parent / "workloads"))
+from results import Results
+
+MODELS = ["blocks", "gpt2", "llama", "resnet"]
+QUANTITIES = ["peak of forward", "held after forward", "peak of backward"]
 
 
 class Block(nn.Module):
@@ -139,21 +149,17 @@ def held_bytes(fold: backfold.Controller) -> int:
     return fold.report().to_dict()["held_bytes"]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
-    parser.add_argument("--backend", default="inductor")
-    parser.add_argument("--bits", type=int, default=4)
-    parser.add_argument("--model", default="blocks", choices=["blocks", "gpt2", "llama", "resnet"])
-    options = parser.parse_args()
+def built(name: str, device: str) -> tuple[nn.Module, Callable]:
+    if name == "blocks":
+        return blocks(device)
+    return resnet(device) if name == "resnet" else language_model(name, device)
+
+
+def compare(name: str, options: argparse.Namespace) -> dict[str, list[str]]:
+    """By way to train: memory as in QUANTITIES, and the error of the gradient."""
     torch.manual_seed(0)
-    torch.set_float32_matmul_precision("high")
-    if options.model == "blocks":
-        model, loss_of = blocks(options.device)
-    elif options.model == "resnet":
-        model, loss_of = resnet(options.device)
-    else:
-        model, loss_of = language_model(options.model, options.device)
+    torch._dynamo.reset()  # graphs of the last model count towards the limit of the function
+    model, loss_of = built(name, options.device)
     forward = torch.compile(loss_of, backend=options.backend)
     bits = options.bits
     kept = 0
@@ -163,13 +169,14 @@ def main() -> None:
 
     ways = {
         "plain": contextlib.nullcontext,
-        "exact": lambda: backfold.Controller(model, bits=None),
+        "`bits=None`": lambda: backfold.Controller(model, bits=None),
         f"{bits} bits, one width": lambda: backfold.Controller(model, bits=bits, adaptive=False),
         "planned": planned,
         "planned, offloaded": lambda: planned(offload=True),
     }
     clean: list[torch.Tensor] = []
-    for name, make in ways.items():
+    found = {}
+    for way, make in ways.items():
         block = make()
 
         def step(block=block) -> torch.Tensor:
@@ -183,6 +190,7 @@ def main() -> None:
         memory = memory_on_gpu(step) if options.device == "cuda" else memory_on_cpu(step)
         text = " ".join(f"{value:8.1f}" for value in memory)
         text += f", {milliseconds(step, options.device):8.1f} ms"
+        error = ""
         if not clean:
             clean = [gradient.clone() for gradient in gradients(model, step)]
         else:
@@ -190,10 +198,36 @@ def main() -> None:
                 energy([a - b for a, b in zip(gradients(model, step), clean, strict=True)])
                 for _ in range(8)
             ]
-            text += f", error {(sum(errors) / 8 / energy(clean)) ** 0.5:.4f}"
+            error = f"{(sum(errors) / 8 / energy(clean)) ** 0.5:.4f}"
             kept = held_bytes(block)
-            text += f", report {kept / 2**20:8.1f}"
-        print(f"{name:20} peak of forward, held, peak of backward, MiB: {text}", flush=True)
+            text += f", error {error}, report {kept / 2**20:8.1f}"
+        print(f"{way:20} {', '.join(QUANTITIES)}, MiB: {text}", flush=True)
+        found[way] = [*(f"{value:.1f}" for value in memory), error]
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="bench/run compiled",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    parser.add_argument("--backend", default="inductor")
+    parser.add_argument("--bits", type=int, default=4)
+    parser.add_argument("--model", nargs="+", default=MODELS[:1], choices=MODELS)
+    parser.add_argument("--json", type=pathlib.Path, metavar="FILE")
+    options = parser.parse_args()
+    torch.set_float32_matmul_precision("high")
+    results = Results("bench/run compiled", options.json)
+    for name in options.model:
+        if len(options.model) > 1:
+            print(name)
+        found = compare(name, options)
+        head = ["one step, MiB", *found]
+        quantities = [*QUANTITIES, "error of the gradient / its norm"]
+        rows = [list(row) for row in zip(quantities, *found.values(), strict=True)]
+        results.add(name, head, rows)
 
 
 if __name__ == "__main__":

@@ -160,7 +160,7 @@ def main() -> None:
     ways = [(mode, False) for mode in modes]
     if arguments.expandable:
         ways += [(mode, True) for mode in modes if mode in FOLDED]
-    results = Results("cap", arguments.json)
+    results = Results("bench/run cap", arguments.json)
     for name in arguments.workloads or CAPPED:
         start = time.perf_counter()
         found: dict[str, backfold.MaxBatch] = {}

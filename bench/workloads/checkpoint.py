@@ -3,30 +3,51 @@
 
     bench/run checkpoint                 small BERT, GPT-2 and Llama of transformers, on the CPU
     bench/run checkpoint bert --layers 2 one of them, smaller
-    bench/run checkpoint --markdown      as a table for the docs
+    bench/run checkpoint --json FILE     also as a file of results, for the documents
 
 The models have random weights, trained for a few steps, their usual dropout, and
-gradient_checkpointing_enable(), in both variants of torch.utils.checkpoint. Rows:
+gradient_checkpointing_enable(), in both variants of torch.utils.checkpoint. Columns:
 
-    exact         bits=None: what is held and can only be folded exactly
-    only W bits   the same, and all starts of checkpoints rounded to W bits, measured or not
-    others        the default settings for all but the starts, which stay exact
-    planned       the default settings: everything at 4 bits on average, starts as measured
+    all inputs at W bits   inputs of checkpoints are rounded, measured or not, and nothing else is
+    exact inputs           the default settings for all but these inputs, which stay exact
+    default                the default settings: 4 bits on average, these inputs as measured
 
-Held is the report's. Error is that of the gradient of all parameters, relative to that of plain
-checkpointing, root mean square over draws of the rounding; bias is that of their mean.
+Held is the report's, in MiB, in all and for inputs of checkpoints. Error is that of the gradient of
+all parameters, relative to that of plain checkpointing, root mean square over draws of the
+rounding, and in brackets the bias of their mean. Widths are those that a plan gives to the inputs.
 """
 
 import argparse
+import pathlib
+import typing
 import warnings
 
 import backfold
 import torch
 import transformers
+from results import Results, aligned
 
 MIB = 1 << 20
 ROWS, TOKENS, WORDS = 8, 64, 256
 STARTS = ("CheckpointFunction", "_NoopSaveInputs", "torch.utils.checkpoint")
+NAMES = {"bert": "BERT", "gpt2": "GPT-2", "llama": "Llama"}
+WIDTHS = (4, 6, 8, 16)
+HEAD = ["", *(f"all inputs at {bits} bits" for bits in WIDTHS), "exact inputs: held"]
+HEAD += ["exact inputs: error", "default: held", "default: error", "widths of inputs"]
+
+
+class Measured(typing.NamedTuple):
+    held: int  # bytes
+    starts: int  # of these, what checkpoints start again from
+    widths: list[int]  # of the starts
+    error: float
+    bias: float
+
+    def shown_held(self) -> str:
+        return f"{self.held / MIB:.2f}, {self.starts / MIB:.2f}"
+
+    def shown_error(self) -> str:
+        return f"{self.error:.4f} ({self.bias:.4f})"
 
 
 def build(name: str, layers: int) -> torch.nn.Module:
@@ -63,7 +84,7 @@ def text(seed: int) -> torch.Tensor:
     return words
 
 
-def compare(name: str, reentrant: bool, arguments: argparse.Namespace) -> list[tuple]:
+def compare(name: str, reentrant: bool, arguments: argparse.Namespace) -> dict[str, Measured]:
     model = build(name, arguments.layers).train()
     model.gradient_checkpointing_enable({"use_reentrant": reentrant})
     if reentrant:
@@ -82,62 +103,66 @@ def compare(name: str, reentrant: bool, arguments: argparse.Namespace) -> list[t
         optimizer.step()
     optimizer.zero_grad()
 
-    def measured(label: str, fold: backfold.Controller) -> tuple:
+    def measured(fold: backfold.Controller) -> Measured:
         total = fold.check(step, repeats=arguments.repeats).rows[-1]
         report = fold.report().to_dict()
         starts = [row for row in report["sites"] if row["op"] in STARTS and row["held_bytes"]]
         widths = sorted({row["bits"] or 8 * 4 for row in starts})
         held = sum(row["held_bytes"] for row in starts)
-        return label, report["held_bytes"], held, widths, total.error, total.bias
+        return Measured(report["held_bytes"], held, widths, total.error, total.bias)
 
-    rows = [measured("exact", backfold.Controller(model, bits=None))]
-    for bits in (4, 6, 8, 16):
+    found = {}
+    for bits in WIDTHS:
         codec = {backfold.codecs.Where(op=op): backfold.codecs.Quantize(bits) for op in STARTS}
-        rows.append(
-            measured(f"only {bits} bits", backfold.Controller(model, bits=None, codec=codec))
-        )
+        found[f"{bits} bits"] = measured(backfold.Controller(model, bits=None, codec=codec))
     keep = {backfold.codecs.Where(op=op): backfold.codecs.Keep() for op in STARTS}
-    for label, codec in (("others", keep), ("planned", None)):
+    for label, codec in (("exact inputs", keep), ("default", None)):
         fold = backfold.Controller(model, probe_every=None, codec=codec)
         for _ in range(3):
             with fold:
                 loss = step()
             loss.backward()
             model.zero_grad()
-        rows.append(measured(label, fold))
-    return rows
+        found[label] = measured(fold)
+    return found
+
+
+def row(title: str, found: dict[str, Measured]) -> list[str]:
+    exact, planned = found["exact inputs"], found["default"]
+    return [
+        title,
+        *(found[f"{bits} bits"].shown_error() for bits in WIDTHS),
+        exact.shown_held(),
+        exact.shown_error(),
+        planned.shown_held(),
+        planned.shown_error(),
+        ", ".join(map(str, planned.widths)),
+    ]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("models", nargs="*", help="bert, gpt2 or llama; default: all")
+    parser.add_argument(
+        "models", nargs="*", metavar="model", help=f"{', '.join(NAMES)}; default: all"
+    )
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--steps", type=int, default=5, help="of training before the comparison")
     parser.add_argument("--repeats", type=int, default=4, help="draws of the rounding")
-    parser.add_argument("--markdown", action="store_true")
+    parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="also writes the table")
     arguments = parser.parse_args()
+    if unknown := set(arguments.models) - set(NAMES):
+        parser.error(f"no model {', '.join(sorted(unknown))}; there are {', '.join(NAMES)}")
     warnings.filterwarnings("ignore", message="backfold: codec")
     warnings.filterwarnings("ignore", category=FutureWarning)  # newer names for the same
-    for name in arguments.models or ["bert", "gpt2", "llama"]:
+    results, rows = Results("bench/run checkpoint", arguments.json), []
+    for name in arguments.models or NAMES:
         for reentrant in (False, True):
-            variant = "reentrant" if reentrant else "not reentrant"
-            for label, held, starts, widths, error, bias in compare(name, reentrant, arguments):
-                bits = ", ".join(map(str, widths))
-                cells = [
-                    f"{name}, {variant}",
-                    label,
-                    bits,
-                    f"{held / MIB:.2f}",
-                    f"{starts / MIB:.2f}",
-                    f"{error:.4f}",
-                    f"{bias:.4f}",
-                ]
-                if arguments.markdown:
-                    print("| " + " | ".join(cells) + " |", flush=True)
-                else:
-                    print("  ".join(f"{cell:22}" for cell in cells), flush=True)
+            found = compare(name, reentrant, arguments)
+            rows.append(row(f"{NAMES[name]}, {'' if reentrant else 'not '}reentrant", found))
+            results.add("checkpoint", HEAD, rows)
+    print(aligned(HEAD, rows))
 
 
 if __name__ == "__main__":

@@ -217,7 +217,7 @@ def main() -> None:
     elif not torch.cuda.is_available():
         parser.error("without a GPU only --tiny runs")
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
-    file = Results("frontier", arguments.json)
+    file = Results("bench/run frontier", arguments.json)
     results = []
     for name in arguments.workloads or NAMES:
         found = run(name, arguments)

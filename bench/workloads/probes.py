@@ -98,7 +98,7 @@ def main() -> None:
     target = {"bits": arguments.bits}
     if arguments.budget is not None:
         target = {"budget": int(arguments.budget * measure.MIB)}
-    results, rows = Results("probes", arguments.json), []
+    results, rows = Results("bench/run probes", arguments.json), []
     for name in arguments.workloads or ["resnet50", "bert"]:
         start = time.perf_counter()
         rows.append(probe(name, target, arguments.fraction, arguments.tiny))

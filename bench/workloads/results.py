@@ -25,12 +25,12 @@ def device_name() -> str:
 class Results:
     """Is written after each table, so that an interrupted run keeps what it has."""
 
-    def __init__(self, bench: str, path: pathlib.Path | None):
+    def __init__(self, command: str, path: pathlib.Path | None):
         # Results are published: folders of this machine are left out.
         words = [pathlib.Path(argument).name for argument in sys.argv[1:]]
         self._path = path
         self._content = {
-            "command": " ".join([f"bench/run {bench}", *words]),
+            "command": " ".join([command, *words]),
             "device": device_name(),
             "torch": importlib.metadata.version("torch"),
             "tables": {},

@@ -2,6 +2,7 @@
 """From which sizes on does folding pay on this machine? Single tensors, then whole training steps.
 
     python examples/python/break_even.py
+    python examples/python/break_even.py --json FILE    also both tables, for the documents
 
 The first table saves tensors of one size after the other and says what each costs plain and folded
 to 4 bits. The second trains a transformer of four layers with Adam, at several widths and numbers
@@ -12,6 +13,8 @@ Times on a CPU are processor time, which other programs disturb less; use OMP_NU
 
 import argparse
 import contextlib
+import pathlib
+import sys
 import time
 from collections.abc import Callable
 from functools import partial
@@ -24,6 +27,10 @@ from torch import Tensor, nn
 MIB = 1 << 20
 PLAIN = contextlib.nullcontext()
 SETTINGS = {"bits=None": {"bits": None}, "default": {}}
+TENSORS = ["values", "bytes", "packet, bytes", "operation plain, us", "folded to 4 bits, us"]
+TENSORS += ["folded / plain"]
+STEPS = ["width", "tokens", "plain, MiB", "plain, ms", "memory, `bits=None`", "time, `bits=None`"]
+STEPS += ["memory, default", "time, default"]
 
 
 def chain(x: Tensor, length: int, block: contextlib.AbstractContextManager) -> None:
@@ -51,7 +58,8 @@ def best_seconds(
     return best
 
 
-def show_tensors(sizes: list[int], repeats: int, device: str) -> None:
+def show_tensors(sizes: list[int], repeats: int, device: str) -> list[list[str]]:
+    rows = []
     print("one saved tensor in fp32, forward and backward of its operation")
     print(f"{'elements':>12}{'bytes':>12}{'packet':>12}{'plain, us':>12}{'4 bits, us':>12}")
     for size in sizes:
@@ -64,7 +72,10 @@ def show_tensors(sizes: list[int], repeats: int, device: str) -> None:
         times = best_seconds(steps, repeats, device)
         packet = backfold.pack(x.detach(), bits=4).nbytes
         plain_us, fold_us = (times[name] * 1e6 / length for name in blocks)
-        print(f"{size:>12,}{4 * size:>12,}{packet:>12,}{plain_us:>12.1f}{fold_us:>12.1f}")
+        cells = [f"{size:,}", f"{4 * size:,}", f"{packet:,}", f"{plain_us:,.1f}", f"{fold_us:,.1f}"]
+        print("".join(f"{cell:>12}" for cell in cells))
+        rows.append([*cells, f"{fold_us / plain_us:.2f}"])
+    return rows
 
 
 class Training:
@@ -92,7 +103,8 @@ class Training:
         return 3 * weights + peak_bytes(self.step, self.device)
 
 
-def show_steps(shapes: list[tuple[int, int]], repeats: int, device: str) -> None:
+def show_steps(shapes: list[tuple[int, int]], repeats: int, device: str) -> list[list[str]]:
+    rows = []
     print("\na step of a transformer, weights and optimizer included; memory and time / plain")
     print(f"{'':>32}{'bits=None':>18}{'default':>18}")
     print(f"{'width':>8}{'tokens':>8}{'MiB':>8}{'ms':>8}" + f"{'memory':>10}{'time':>8}" * 2)
@@ -106,10 +118,14 @@ def show_steps(shapes: list[tuple[int, int]], repeats: int, device: str) -> None
                 run.step()
         best = best_seconds({name: run.step for name, run in runs.items()}, repeats, device)
         size = {name: run.bytes() for name, run in runs.items()}
-        line = f"{width:>8,}{tokens:>8,}{size['plain'] / MIB:>8,.1f}{best['plain'] * 1e3:>8,.1f}"
+        cells = [f"{width:,}", f"{tokens:,}", f"{size['plain'] / MIB:,.1f}"]
+        cells.append(f"{best['plain'] * 1e3:,.1f}")
         for name in SETTINGS:
-            line += f"{size[name] / size['plain']:>10.2f}{best[name] / best['plain']:>8.2f}"
-        print(line)
+            cells += [f"{size[name] / size['plain']:.2f}", f"{best[name] / best['plain']:.2f}"]
+        widths = (8, 8, 8, 8, *(10, 8) * len(SETTINGS))
+        print("".join(f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=True)))
+        rows.append(cells)
+    return rows
 
 
 def main() -> None:
@@ -117,14 +133,23 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=10)
     parser.add_argument("--tiny", action="store_true", help="two sizes of each, to try it")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--json", type=pathlib.Path, metavar="FILE")
     chosen = parser.parse_args()
     sizes = [32, 128, 1024, 4096, 16384, 65536, 262144, 1048576]
     shapes = [(32, 1024), (64, 1024), (128, 1024), (256, 1024), (512, 1024)]
     shapes += [(256, tokens) for tokens in (128, 256, 512, 2048)]
     if chosen.tiny:
         sizes, shapes = [32, 4096], [(32, 128), (64, 256)]
-    show_tensors(sizes, 10 * chosen.repeats, chosen.device)
-    show_steps(shapes, chosen.repeats, chosen.device)
+    tensors = show_tensors(sizes, 10 * chosen.repeats, chosen.device)
+    steps = show_steps(shapes, chosen.repeats, chosen.device)
+    if chosen.json:
+        benchmarks = pathlib.Path(__file__).resolve().parents[2] / "bench" / "workloads"
+        sys.path.append(str(benchmarks))
+        from results import Results
+
+        results = Results("examples/python/break_even.py", chosen.json)
+        results.add("tensors", TENSORS, tensors)
+        results.add("steps", STEPS, steps)
 
 
 if __name__ == "__main__":

@@ -186,6 +186,41 @@ def test_a_table_is_kept_as_it_was_printed(tmp_path):
         assert line.split()[-len(row[1:]) :] == row[1:]
 
 
+def test_inputs_of_checkpoints_are_measured_folded_and_exact(tmp_path):
+    pytest.importorskip("transformers")
+    path = tmp_path / "checkpoint.json"
+    options = ["bert", "--layers", 2, "--steps", 1, "--repeats", 2, "--json", path]
+    done = run("bench/workloads/checkpoint.py", *options)
+    assert done.returncode == 0, done.stderr
+    table = json.loads(path.read_text())["tables"]["checkpoint"]
+    assert [row[0] for row in table["rows"]] == ["BERT, not reentrant", "BERT, reentrant"]
+    for row in table["rows"]:
+        cells = dict(zip(table["head"], row, strict=True))
+        errors = [float(cells[f"all inputs at {bits} bits"].split()[0]) for bits in (4, 6, 8)]
+        assert errors[0] > 2 * errors[1] > 4 * errors[2] > 0
+        inputs = [
+            float(cells[f"{name}: held"].split(", ")[1]) for name in ("exact inputs", "default")
+        ]
+        assert 0 < inputs[1] < inputs[0] / 2
+
+
+def test_compiled_steps_are_compared_at_the_same_bytes(tmp_path):
+    pytest.importorskip("transformers")
+    path = tmp_path / "compiled.json"
+    options = ["--backend", "aot_eager", "--model", "gpt2", "--json", path]
+    done = run("bench/compiled.py", *options)
+    assert done.returncode == 0, done.stderr
+    content = json.loads(path.read_text())
+    assert content["command"].startswith("bench/run compiled --backend aot_eager --model gpt2")
+    table = content["tables"]["gpt2"]
+    found = {row[0]: dict(zip(table["head"], row, strict=True)) for row in table["rows"]}
+    held, error = found["held after forward"], found["error of the gradient / its norm"]
+    assert float(held["planned"]) <= float(held["4 bits, one width"]) + 0.1
+    assert float(held["4 bits, one width"]) < 0.75 * float(held["plain"])
+    assert (error["plain"], error["`bits=None`"]) == ("", "0.0000")
+    assert 0 < float(error["planned"]) < float(error["4 bits, one width"]) < 0.3
+
+
 def test_a_table_of_figures_names_its_command(check):
     table = "## Speed\n\n| a | b |\n|---|---|\n| 1.25 | 3,100 |\n| 1.50 | 2.75 |\n"
     assert check.nameless_tables(table) == [3]

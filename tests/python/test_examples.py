@@ -4,6 +4,7 @@
 test_demo.py has the demo, test_ddp.py the one for several processes; those in C++ are ctest's.
 """
 
+import json
 import os
 import pathlib
 import re
@@ -87,13 +88,19 @@ def test_timm():
     assert held(done.stdout) < 0.15 and "the average is right on" in done.stdout
 
 
-def test_break_even(run):
-    output = run("break_even.py", "--tiny", "--repeats", 1, "--device", "cpu")
+def test_break_even(run, tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", sys.path[:])
+    path = tmp_path / "break_even.json"
+    output = run("break_even.py", "--tiny", "--repeats", 1, "--device", "cpu", "--json", path)
     tensors, steps = output.split("a step of a transformer")
     assert re.search(r"^ +4,096 +16,384 +2,176 ", tensors, re.MULTILINE)
     memory = re.search(r"^ +64 +256 +\S+ +\S+ +(\S+) +\S+ +(\S+) ", steps, re.MULTILINE)
     exact, default = map(float, memory.groups())
     assert default < exact < 1
+    tables = json.loads(path.read_text())["tables"]
+    assert [row[:3] for row in tables["tensors"]["rows"]][1] == ["4,096", "16,384", "2,176"]
+    cells = dict(zip(tables["steps"]["head"], tables["steps"]["rows"][1], strict=True))
+    assert (cells["memory, `bits=None`"], cells["memory, default"]) == memory.groups()
 
 
 MISSING = {
