@@ -4,6 +4,9 @@
 
     bench/accuracy/bias.py --data DIR                        the character GPT, at 2 bits
     bench/accuracy/bias.py --data DIR --variants adaptive-4  others; variants.py has their names
+    bench/accuracy/bias.py --data DIR --json FILE            also as a file of results
+
+Error and bias are shares of the gradient's energy, the worst bias is one of a parameter's own.
 
 Each variant trains for a while, so that its plan is made. Then all of them fold the same batch at
 the weights of plain training, many times over. The bias is the product of the mean errors of two
@@ -23,7 +26,11 @@ from torch import Tensor, nn
 from tqdm import tqdm
 from training import Size, step
 
+sys.path.append(str(pathlib.Path(__file__).resolve().parent.parent / "workloads"))
+from results import Results, aligned
+
 STEPS, DRAWS = 120, 96
+HEAD = ["", "held / saved", "error", "of it bias", "worst bias"]
 
 
 def train(task: GptTask, variant: str) -> tuple[nn.Module, contextlib.AbstractContextManager]:
@@ -42,7 +49,7 @@ def gradient(task: GptTask, model: nn.Module, batch: Tensor, scope) -> list[Tens
     return list(torch.autograd.grad(loss, list(model.parameters())))
 
 
-def measure(task: GptTask, variant: str, weights: dict[str, Tensor], batch: Tensor) -> str:
+def measure(task: GptTask, variant: str, weights: dict[str, Tensor], batch: Tensor) -> list[str]:
     model, fold = train(task, variant)
     model.load_state_dict(weights)
     plain = gradient(task, model, batch, contextlib.nullcontext())
@@ -57,10 +64,9 @@ def measure(task: GptTask, variant: str, weights: dict[str, Tensor], batch: Tens
     energies = [part.square().sum().item() for part in plain]
     report = fold.report().to_dict()
     worst = max(bias / energy for bias, energy in zip(biases, energies, strict=True))
-    return (
-        f"{variant:14}{report['held_bytes'] / report['saved_bytes']:10.4f}"
-        f"{sum(errors) / sum(energies):10.4f}{sum(biases) / sum(energies):10.4f}{worst:12.4f}"
-    )
+    shares = [report["held_bytes"] / report["saved_bytes"]]
+    shares += [sum(errors) / sum(energies), sum(biases) / sum(energies), worst]
+    return [variant, *(f"{share:.4f}" for share in shares)]
 
 
 def main() -> int:
@@ -75,14 +81,16 @@ def main() -> int:
         type=variants.variant,
         default=["fixed-2", "ratio-18.4", "ratio-19.0"],
     )
+    parser.add_argument("--json", type=pathlib.Path, metavar="FILE")
     arguments = parser.parse_args()
     task = GptTask(arguments.data, arguments.device, Size(steps=400, width=64))
     weights = train(task, "plain")[0].state_dict()
     batch = next(task.batches(1))
-    print(f"{'':14}{'held':>10}{'error':>10}{'bias':>10}{'worst bias':>12}")
+    results, rows = Results("bench/accuracy/bias.py", arguments.json), []
     for variant in arguments.variants:
-        print(measure(task, variant, weights, batch), flush=True)
-    print("error and bias are shares of the gradient's energy, the worst one of a parameter's own")
+        rows.append(measure(task, variant, weights, batch))
+        results.add("bias", HEAD, rows)
+    print(aligned(HEAD, rows))
     return 0
 
 
