@@ -119,7 +119,8 @@ def main() -> int:
     gpu = arguments.device.startswith("cuda")
     device = torch.cuda.get_device_name() if gpu else f"CPU, {torch.get_num_threads()} threads"
     print(f"{task.title}; {device}, torch {torch.__version__}", flush=True)
-    content = {"task": arguments.task, "title": task.title, "device": device}
+    scale = task.scale._asdict()
+    content = {"task": arguments.task, "title": task.title, "device": device, "scale": scale}
     done = {(run.variant, run.seed) for run in runs}
     seeds = range(arguments.seeds or task.seeds)
     todo = [
