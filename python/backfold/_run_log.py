@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import pathlib
@@ -53,7 +54,10 @@ class RunLog:
 
         - ``fold_held_mib``: what is held for backward
         - ``fold_saved_mib``: what autograd alone would keep
-        - ``fold_peak_mib``: the most that torch has allocated on the GPU so far, if there is one
+        - ``fold_peak_mib``: the most at a moment of the step, what is held and what is decoded or
+          made again for the operation that runs; not where graphs of torch.compile keep a part
+        - ``fold_allocated_mib``: the most that torch has allocated on the GPU, if there is one,
+          since the program last reset that count
         - ``fold_noise``: error that folding adds / the gradient's own variance, every 100 steps
         """
         if self._fold.steps == 0:
@@ -64,19 +68,24 @@ class RunLog:
             "fold_held_mib": report["held_bytes"] / _MIB,
             "fold_saved_mib": report["unique_bytes"] / _MIB,
         }
-        if torch.cuda.is_initialized():
-            found["fold_peak_mib"] = torch.cuda.max_memory_allocated() / _MIB
+        timeline = report["timeline"]
+        if timeline is not None and timeline["peak"]["folded"]["bytes"] >= report["held_bytes"]:
+            found["fold_peak_mib"] = timeline["peak"]["folded"]["bytes"] / _MIB
+        if report["device_peak_bytes"] is not None:
+            found["fold_allocated_mib"] = report["device_peak_bytes"] / _MIB
         if report["noise"] is not None:
             found["fold_noise"] = report["noise"]
         return found
 
     def write(self, folder: str | os.PathLike[str]) -> None:
-        """Writes the report of the last step as backfold-report.txt and .json."""
+        """Writes the report of the last step: backfold-report.txt, .json and, if it can, .html."""
         report = self._fold.report()
         path = pathlib.Path(folder) / "backfold-report.txt"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(report.text(rows=0))
         path.with_suffix(".json").write_text(report.to_json() + "\n")
+        with contextlib.suppress(ImportError):  # the page has an extra of its own
+            report.html(path.with_suffix(".html"))
 
     def _tell_idle(self) -> None:
         if self._told_idle:

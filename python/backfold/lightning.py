@@ -59,11 +59,12 @@ class _StepFold(Fold):
 class FoldCallback(_lightning.Callback):
     """Folds the training steps of a LightningModule, and keeps the books.
 
-    - Logs ``fold_held_mib``, ``fold_saved_mib``, ``fold_peak_mib`` (on a GPU) and ``fold_noise`` as
-      often as the Trainer logs.
+    - Logs ``fold_held_mib``, ``fold_saved_mib``, ``fold_peak_mib``, ``fold_allocated_mib`` (on a
+      GPU) and ``fold_noise`` as often as the Trainer logs.
     - Saves the fold's state with each checkpoint; a run that resumes from it makes the same packets
       as one that was not interrupted.
-    - Writes ``backfold-report.txt`` and ``.json`` into the Trainer's ``log_dir`` at the end.
+    - Writes ``backfold-report.txt``, ``.json`` and, with ``backfold[page]``, ``.html`` into the
+      Trainer's ``log_dir`` at the end.
 
     Args:
         options: those of `backfold.attach`. A module that is attached already keeps its own, and

@@ -12,6 +12,7 @@ Needs ``backfold[transformers]``.
 from __future__ import annotations
 
 import json
+import sys
 from typing import Any
 
 from backfold._attach import Fold, attach
@@ -25,11 +26,12 @@ __all__ = ["FoldCallback"]
 class FoldCallback(_callbacks.TrainerCallback, _callbacks.ExportableState):
     """Attaches the model for the time of the training, and keeps the books.
 
-    - Logs ``fold_held_mib``, ``fold_saved_mib``, ``fold_peak_mib`` (on a GPU) and ``fold_noise``
-      beside the loss.
+    - Logs ``fold_held_mib``, ``fold_saved_mib``, ``fold_peak_mib``, ``fold_allocated_mib`` (on a
+      GPU) and ``fold_noise`` beside the loss, where trackers see them.
     - Saves the fold's state in the checkpoint's ``trainer_state.json``; a run that resumes from it
       makes the same packets as one that was not interrupted.
-    - Writes ``backfold-report.txt`` and ``.json`` into ``output_dir`` at the end.
+    - Writes ``backfold-report.txt``, ``.json`` and, with ``backfold[page]``, ``.html`` into
+      ``output_dir`` at the end.
 
     Args:
         options: those of `backfold.attach`. A model that is attached already keeps its own.
@@ -48,6 +50,7 @@ class FoldCallback(_callbacks.TrainerCallback, _callbacks.ExportableState):
         # The model is where it will be trained now, inside of all its wrappers. If an earlier
         # training ended with an exception, or with a batch that was too large, it begins anew.
         self._detach()
+        self._go_first()
         found = attached_with_its_own(model, self._options)
         self._is_ours = found is None
         self.fold = attach(model, **self._options) if found is None else found
@@ -64,7 +67,7 @@ class FoldCallback(_callbacks.TrainerCallback, _callbacks.ExportableState):
         if self._log is None or not logs or "loss" not in logs:
             return
         found = self._log.metrics()
-        logs.update(found)  # for callbacks that come later, such as the printed line
+        logs.update(found)  # for callbacks that come later: all of them
         if state.log_history and state.log_history[-1].get("step") == state.global_step:
             state.log_history[-1].update(found)
 
@@ -85,6 +88,24 @@ class FoldCallback(_callbacks.TrainerCallback, _callbacks.ExportableState):
     def _detach(self) -> None:
         if self.fold is not None and self._is_ours:
             self.fold.detach()
+
+    def _go_first(self) -> None:
+        """Moves before the Trainer's trackers, which log what earlier callbacks leave in `logs`."""
+        callbacks = _callbacks_that_run()
+        if self in callbacks:
+            callbacks.remove(self)
+            callbacks.insert(0, self)
+
+
+def _callbacks_that_run() -> list[Any]:
+    """The list that the Trainer goes through now, which it does not hand to its callbacks."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        handler = frame.f_locals.get("self")
+        if isinstance(handler, _callbacks.CallbackHandler):
+            return handler.callbacks
+        frame = frame.f_back
+    return []
 
 
 def _is_plain(value: Any) -> bool:

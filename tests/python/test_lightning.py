@@ -95,9 +95,12 @@ def test_the_callback_folds_the_step_with_its_loss(tmp_path, kind):
     # The probe has run the network again, whoever calls it.
     assert {site["estimate"] for site in fold.plan()["sites"].values()} == {"re-run"}
     assert "net.0" in (tmp_path / "backfold-report.txt").read_text()
+    assert "net.0" in (tmp_path / "backfold-report.html").read_text(encoding="utf-8")
     logged = trainer.callback_metrics
     assert 0 < logged["fold_held_mib"] < logged["fold_saved_mib"] / 2
     assert float(logged["fold_held_mib"]) * 2**20 == pytest.approx(report["held_bytes"])
+    peak = report["timeline"]["peak"]["folded"]["bytes"]
+    assert float(logged["fold_peak_mib"]) * 2**20 == pytest.approx(peak)
 
 
 @pytest.mark.usefixtures("deterministic")

@@ -14,6 +14,7 @@ transformers = pytest.importorskip("transformers")
 accelerate = pytest.importorskip("accelerate")
 peft = pytest.importorskip("peft")
 
+from backfold._page._library import compressed_charts  # noqa: E402
 from backfold.transformers import FoldCallback  # noqa: E402
 
 pytestmark = [
@@ -77,13 +78,50 @@ def test_the_callback_folds_logs_and_reports(tmp_path):
     assert len(logged) == STEPS
     for entry in logged:
         assert 0 < entry["fold_held_mib"] < entry["fold_saved_mib"] / 2
-        assert ("fold_peak_mib" in entry) == torch.cuda.is_initialized()
+        assert entry["fold_held_mib"] <= entry["fold_peak_mib"] < entry["fold_saved_mib"]
+        assert ("fold_allocated_mib" in entry) == (model.device.type == "cuda")
     report = json.loads((tmp_path / "backfold-report.json").read_text())
     assert report["held_bytes"] == logged[-1]["fold_held_mib"] * 2**20
+    peak = report["timeline"]["peak"]["folded"]["bytes"]
+    assert peak == logged[-1]["fold_peak_mib"] * 2**20
     assert "lm_head" in (tmp_path / "backfold-report.txt").read_text()
+    assert "lm_head" in (tmp_path / "backfold-report.html").read_text(encoding="utf-8")
     assert type(model) is transformers.LlamaForCausalLM and backfold.attached(model) is None
     run.evaluate(texts(8))
     assert fold.steps == STEPS
+
+
+class Tracker(transformers.TrainerCallback):
+    """Sends each log somewhere, as those of report_to= do."""
+
+    sent: list[dict]
+
+    def on_log(self, args, state, control, logs=None, **_):
+        self.sent.append(dict(logs))
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_trackers_see_the_figures(tmp_path, monkeypatch, times):
+    # The Trainer puts those of report_to= before the callbacks that it is given.
+    monkeypatch.setitem(transformers.integrations.INTEGRATION_TO_CALLBACK, "mine", Tracker)
+    monkeypatch.setattr(Tracker, "sent", [], raising=False)
+    callback = FoldCallback(**OPTIONS)
+    run = trainer(tmp_path, llama(), callback, report_to="mine")
+    for _ in range(times):
+        run.train()
+    sent = [logs for logs in Tracker.sent if "loss" in logs]
+    assert len(sent) == times * STEPS
+    assert all({"fold_held_mib", "fold_saved_mib", "fold_peak_mib"} <= logs.keys() for logs in sent)
+    kept = run.callback_handler.callbacks
+    assert kept.count(callback) == 1 and len(kept) == len({type(one) for one in kept})
+
+
+def test_without_the_page_s_libraries_the_other_reports_are_written(tmp_path, monkeypatch):
+    compressed_charts.cache_clear()
+    monkeypatch.setitem(sys.modules, "plotly.offline", None)
+    trainer(tmp_path, llama(), FoldCallback(**OPTIONS)).train()
+    written = sorted(path.name for path in tmp_path.glob("backfold-report*"))
+    assert written == ["backfold-report.json", "backfold-report.txt"]
 
 
 SETTINGS = {
