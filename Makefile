@@ -73,7 +73,7 @@ test-fuzz:
 	$(CTEST) fuzz
 
 # The C++ tests and examples that use torch are built with the package.
-test-python: PACKAGE_PARTS = tests demo browser
+test-python: PACKAGE_PARTS = tests demo zoo browser
 test-python: PACKAGE_OPTIONS = ;BACKFOLD_TESTS=ON;BACKFOLD_EXAMPLES=ON
 test-python: package
 	ctest --test-dir $(PYTHON_BUILD) --parallel $(JOBS) --output-on-failure --no-tests=error

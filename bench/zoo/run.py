@@ -10,9 +10,7 @@
 
 Models are tiny and freshly initialised, with two samples each. In each step the gradient under
 bits=None must equal plain's, bit for bit; the error of the folded one is ||folded - plain|| /
-||plain|| over all parameters. Sorted, worst first. Only this benchmark needs timm and torchvision:
-
-    .venv/bin/pip install --no-deps --target build/zoo --requirement scripts/requirements-zoo.txt
+||plain|| over all parameters. Sorted, worst first. `scripts/setup zoo` brings timm and torchvision.
 """
 
 import argparse

@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds timm and torchvision in the benchmark's own folder.
-
-    .venv/bin/pip install --no-deps --target build/zoo --requirement scripts/requirements-zoo.txt
+"""Finds timm and torchvision in build/zoo, where `scripts/setup zoo` puts them.
 
 They live in a separate folder because the registry's torchvision is built for a torch with CUDA.
 With a CPU-only torch its library does not load, its operators are missing, and `import torchvision`

@@ -332,14 +332,3 @@ def test_models_of_transformers(name):
         model.set_attn_implementation("eager")
     loss = RandomWeights()
     check_smaller(model, lambda: loss(task.outputs()))
-
-
-@pytest.mark.parametrize("library", ["torchvision", "timm"])
-def test_models_of_vision_libraries(library):
-    found = pytest.importorskip(library)
-    torch.manual_seed(0)
-    if library == "timm":
-        model = found.create_model("resnet18", pretrained=False, num_classes=10)
-    else:
-        model = found.models.resnet18(weights=None, num_classes=10)
-    check_smaller(model.train(), lambda: model(leaf(2, 3, 64, 64).detach()))

@@ -1,15 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Each example of examples/python runs, at its smallest size.
 
-test_demo.py has the demo, test_ddp.py the one for several processes; those in C++ are ctest's.
+test_demo.py has the demo, test_ddp.py the one for several processes, test_vision.py that of timm;
+those in C++ are ctest's.
 """
 
 import json
-import os
 import pathlib
 import re
 import runpy
-import subprocess
 import sys
 
 import pytest
@@ -66,26 +65,6 @@ def test_lightning(run, tmp_path):
 def test_graph(run):
     pytest.importorskip("torch_geometric")
     assert held(run("graph.py", "--steps", 3, "--nodes", 400)) < 0.2
-
-
-def test_timm():
-    # In a process of its own: scripts/requirements-zoo.txt says why torchvision needs help.
-    program = (
-        "import runpy, sys\n"
-        f"sys.path[:0] = [{str(ROOT / 'bench' / 'zoo')!r}]\n"
-        "from vision_libraries import find_vision_libraries\n"
-        "find_vision_libraries()\n"
-        "sys.argv = ['timm_vit.py', '--steps', '2']\n"
-        f"runpy.run_path({str(EXAMPLES / 'timm_vit.py')!r}, run_name='__main__')\n"
-    )
-    if not (ROOT / "build" / "zoo" / "timm").is_dir():
-        pytest.importorskip("timm")
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, env=environment
-    )
-    assert done.returncode == 0, done.stderr
-    assert held(done.stdout) < 0.15 and "the average is right on" in done.stdout
 
 
 def test_break_even(run, tmp_path, monkeypatch):
