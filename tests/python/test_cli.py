@@ -14,6 +14,7 @@ import backfold_command
 import pytest
 import torch
 from backfold import _C, codecs
+from backfold._page._library import compressed_charts
 from backfold.cli import _doctor, _self_test, main
 from click.testing import CliRunner
 from torch import nn
@@ -269,6 +270,22 @@ def test_a_page_is_made_of_what_the_file_holds(file, report, tmp_path, monkeypat
     result = invoke("report", file, "--html", str(page))
     assert result.exit_code == 0 and str(page) in result.output
     assert given == [values] and page.read_text() == "<!doctype html><html></html>"
+
+
+@pytest.mark.parametrize(
+    "library, module",
+    [("plotly", "plotly.offline"), ("jinja2", "jinja2")],
+    ids=["plotly", "jinja2"],
+)
+def test_a_page_without_its_libraries_names_the_extra(file, tmp_path, monkeypatch, library, module):
+    compressed_charts.cache_clear()
+    monkeypatch.setitem(sys.modules, module, None)
+    page = tmp_path / "out.html"
+    result = invoke("report", file, "--html", str(page))
+    assert result.exit_code == 1 and not page.exists()
+    said = f"a report's page needs {library}, which is not installed: pip install 'backfold[page]'"
+    assert result.output == f"Error: {said}\n"
+    assert invoke("report", file).exit_code == 0  # as text, which needs neither
 
 
 def test_a_page_is_a_complete_document(file, tmp_path):

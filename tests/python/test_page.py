@@ -206,8 +206,24 @@ def test_docstrings():
         assert results.attempted > 0 and results.failed == 0
 
 
-def test_a_missing_library_names_the_extra(report, monkeypatch):
+@pytest.mark.parametrize("library, module", [("plotly", "plotly.offline"), ("jinja2", "jinja2")])
+def test_a_missing_library_names_the_extra(report, tmp_path, monkeypatch, library, module):
     backfold._page._library.compressed_charts.cache_clear()
-    monkeypatch.setitem(sys.modules, "plotly.offline", None)
-    with pytest.raises(ImportError, match=r"needs plotly.*pip install 'backfold\[page\]'"):
-        render(report.to_dict())
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(ImportError, match=rf"needs {library},.*pip install 'backfold\[page\]'"):
+        report.html(tmp_path / "report.html")
+    assert not (tmp_path / "report.html").exists()
+
+
+@pytest.mark.parametrize("named", [None, "no-such-browser"])
+def test_without_a_browser_it_is_said_what_to_install(monkeypatch, named):
+    if named is None:
+        monkeypatch.setenv("PATH", "")
+        monkeypatch.delenv("BACKFOLD_BROWSER", raising=False)
+    else:  # the one that was asked for, not another that is there
+        monkeypatch.setenv("BACKFOLD_BROWSER", named)
+    assert browser.find() is None
+    with pytest.raises(FileNotFoundError) as raised:
+        browser.Browser()
+    for way in ("`scripts/setup browser`", "`apt-get install chromium`", "BACKFOLD_BROWSER"):
+        assert way in str(raised.value)
