@@ -1,8 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The smallest versions of the runs behind the figures of documents, and the check of these."""
+"""The smallest versions of the runs behind the figures of documents, and the check of these.
+
+test_workloads.py has whole training steps of the other models.
+"""
 
 import importlib.machinery
 import importlib.util
+import io
 import json
 import os
 import pathlib
@@ -10,11 +14,13 @@ import random
 import subprocess
 import sys
 import types
+import zipfile
 
 import numpy
 import pytest
 
 pytest.importorskip("tqdm")
+Image = pytest.importorskip("PIL.Image")
 
 ROOT = pathlib.Path(__file__).parents[2]
 COST = {"step_ms": 1.0, "held_mib": 8.0, "peak_mib": 16.0}
@@ -28,7 +34,7 @@ def run(script: str, *options: object) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory) -> pathlib.Path:
-    """A small graph in Cora's format, with a text beside it."""
+    """A small graph in Cora's format, noise in that of CIFAR-10's images, and a text."""
     folder = tmp_path_factory.mktemp("data")
     draw = numpy.random.default_rng(3)
     nodes, features = 60, 40
@@ -44,6 +50,13 @@ def data(tmp_path_factory) -> pathlib.Path:
         train_idx=numpy.arange(0, nodes, 2),
         test_idx=numpy.arange(1, nodes, 2),
     )
+    with zipfile.ZipFile(folder / "cifar10-half.zip", "w") as archive:
+        for split, count in (("train", 260), ("test", 20)):
+            for image in range(count):
+                pixels = draw.integers(256, size=(32, 32, 3), dtype=numpy.uint8)
+                file = io.BytesIO()
+                Image.fromarray(pixels).save(file, "JPEG")
+                archive.writestr(f"{split}/class{image % 10}/{image}.jpg", file.getvalue())
     letters = random.Random(3).choices("to be or not", k=4000)
     (folder / "tinyshakespeare.txt").write_text("".join(letters))
     return folder
@@ -53,25 +66,31 @@ def evidence(data: pathlib.Path, out: pathlib.Path, *options: object):
     return run("bench/accuracy/evidence.py", "--data", data, "--out", out, "--tiny", *options)
 
 
+# Those that need no pretrained model.
+TASKS = ["cora-gcn", "cora-gat", "cora-gcnii", "cifar-resnet", "text-gpt"]
+
+
 def test_trainings_are_kept_and_not_repeated(data, tmp_path):
-    tasks = ["--tasks", "cora-gcn", "text-gpt", "--variants", "plain", "exact"]
-    done = evidence(data, tmp_path, *tasks)
+    variants = ["plain", "exact", "adaptive-4"]
+    done = evidence(data, tmp_path, "--tasks", *TASKS, "--variants", *variants)
     assert done.returncode == 0, done.stderr
-    for name in ("cora-gcn", "text-gpt"):
+    for name in TASKS:
         content = json.loads((tmp_path / f"{name}.json").read_text())
         assert content["failed"] == []
-        plain, exact = sorted(content["runs"], key=lambda one: one["variant"] != "plain")
-        assert (plain["variant"], plain["seed"]) == ("plain", 0)
+        found = {run["variant"]: run for run in content["runs"]}
+        plain, exact, folded = (found[variant] for variant in variants)
+        assert plain["seed"] == 0 and len(found) == len(content["runs"])
         assert (exact["score"], exact["loss"]) == (plain["score"], plain["loss"])
-        assert exact["kept"] < plain["kept"] == 1.0
+        assert 0 < folded["kept"] < exact["kept"] < plain["kept"] == 1.0, name
+        assert folded["loss"] == pytest.approx(plain["loss"], rel=0.1), name
 
     path = tmp_path / "cora-gcn.json"
     first = json.loads(path.read_text())["runs"]
     done = evidence(data, tmp_path, "--tasks", "cora-gcn", "--variants", "plain", "adaptive-2")
     assert done.returncode == 0, done.stderr
     runs = json.loads(path.read_text())["runs"]
-    assert runs[:2] == first  # seconds included: not run again
-    assert [one["variant"] for one in runs[2:]] == ["adaptive-2"]
+    assert runs[: len(first)] == first  # seconds included: not run again
+    assert [one["variant"] for one in runs[len(first) :]] == ["adaptive-2"]
     if importlib.util.find_spec("matplotlib"):
         assert (tmp_path / "trainings.png").read_bytes().startswith(b"\x89PNG")
     else:
