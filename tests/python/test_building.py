@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tarfile
 
+import backfold
 import pytest
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -21,10 +22,16 @@ VERSIONS = dict(
 pytestmark = pytest.mark.skipif(shutil.which("cmake") is None, reason="no cmake")
 
 
-def configure(folder: pathlib.Path, *options: str, fails: bool = True, **environment: str) -> str:
+def configure(
+    folder: pathlib.Path,
+    *options: str,
+    source: pathlib.Path = ROOT,
+    fails: bool = True,
+    **environment: str,
+) -> str:
     """What CMake prints, on one line."""
     done = subprocess.run(
-        ["cmake", "-S", ROOT, "-B", folder / "build", "-DBACKFOLD_CUDA=OFF", *options],
+        ["cmake", "-S", source, "-B", folder / "build", "-DBACKFOLD_CUDA=OFF", *options],
         capture_output=True,
         text=True,
         env={**os.environ, "BACKFOLD_ANY_TORCH": "", **environment},
@@ -98,15 +105,57 @@ def test_a_torch_with_cuda_and_no_nvcc_is_told(tmp_path):
     assert "Install NVIDIA's CUDA toolkit 13.0" in found
 
 
-def test_the_source_distribution_has_all_that_a_build_reads(tmp_path, monkeypatch):
+@pytest.fixture(scope="module")
+def unpacked(tmp_path_factory) -> pathlib.Path:
+    """The root of what `make sdist` writes, away from the repository."""
     backend = pytest.importorskip("scikit_build_core.build")
-    monkeypatch.chdir(ROOT)
-    with tarfile.open(tmp_path / backend.build_sdist(str(tmp_path))) as archive:
-        members = {name.partition("/")[2] for name in archive.getnames()}
+    folder = tmp_path_factory.mktemp("sdist")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(ROOT)
+        name = backend.build_sdist(str(folder))
+    with tarfile.open(folder / name) as archive:
+        archive.extractall(folder, filter="data")
+    return folder / name.removesuffix(".tar.gz")
+
+
+def test_the_source_distribution_has_all_that_a_build_reads(unpacked):
+    members = {str(path.relative_to(unpacked)) for path in unpacked.rglob("*")}
     needed = [ROOT / "CMakeLists.txt", ROOT / "pyproject.toml", ROOT / "LICENSE"]
-    for folder in ("cmake", "include", "src", "python/backfold"):
+    for folder in ("cmake", "include", "src", "python", "scripts", "tests", "examples", "fuzz"):
         needed += [path for path in (ROOT / folder).rglob("*") if path.is_file()]
     names = {str(path.relative_to(ROOT)) for path in needed if path.suffix != ".pyc"}
     assert names - members == set() and len(names) > 300
     listed = re.findall(r"\b(?:src|cmake)/[\w/.]+\w", (ROOT / "CMakeLists.txt").read_text())
     assert set(listed) <= members
+
+
+def test_the_source_distribution_is_configured_with_tests_and_examples(unpacked, tmp_path):
+    # CMake looks at every listed source. The rest of the archive is what is called below.
+    parts = ("-DBACKFOLD_TESTS=ON", "-DBACKFOLD_EXAMPLES=ON")
+    found = configure(tmp_path, "-GNinja", *TORCH, *parts, source=unpacked, fails=False)
+    assert "Build files have been written" in found
+    cache = (tmp_path / "build" / "CMakeCache.txt").read_text()
+    assert f"CMAKE_HOME_DIRECTORY:INTERNAL={unpacked}\n" in cache
+
+
+def test_commands_of_the_readme_begin_in_the_source_distribution(unpacked):
+    for name in ("setup", "torch_cuda"):  # make calls them by name, before anything else
+        assert os.access(unpacked / "scripts" / name, os.X_OK)
+    commands = re.findall(r"^(make \w+)", (unpacked / "README.md").read_text(), re.MULTILINE)
+    assert commands == ["make demo", "make test"]
+    for command in commands:
+        done = subprocess.run(
+            [*command.split(), "--dry-run"], cwd=unpacked, capture_output=True, text=True
+        )
+        assert done.returncode == 0 and "scripts/setup build" in done.stdout, done.stderr
+
+
+def test_pip_finds_the_project_in_the_source_distribution(unpacked, tmp_path, monkeypatch):
+    backend = pytest.importorskip("scikit_build_core.build")
+    monkeypatch.chdir(unpacked)
+    info = tmp_path / backend.prepare_metadata_for_build_wheel(str(tmp_path))
+    metadata = (info / "METADATA").read_text()
+    assert f"\nVersion: {backfold.__version__}\n" in metadata
+    for extra in ("lightning", "page", "transformers"):
+        assert f"\nProvides-Extra: {extra}\n" in metadata
+    assert (unpacked / "README.md").read_text().splitlines()[0] in metadata
