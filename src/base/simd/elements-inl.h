@@ -83,25 +83,49 @@ HWY_INLINE void store_elements(DF d, VF v, float* destination) {
   put_vector<kStream>(v, d, destination);
 }
 
-// The values are finite and far below bf16's limit: rounding cannot overflow.
-template <bool kStream>
-HWY_INLINE void store_elements(DF, VF v, core::BFloat* destination) {
+// bf16 in the upper half of each lane, and bits that rounding leaves below. The values are finite
+// and far below bf16's limit: rounding cannot overflow.
+HWY_INLINE VU round_to_bfloat(VF v) {
   const DU du;
-  const hn::Rebind<std::uint16_t, DF> d16;
   const VU bits = hn::BitCast(du, v);
   const VU odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(du, 1u));
-  const VU rounded = hn::ShiftRight<16>(hn::Add(bits, hn::Add(odd, hn::Set(du, 0x7fffu))));
-  put_vector<kStream>(hn::TruncateTo(d16, rounded), d16,
-                      reinterpret_cast<std::uint16_t*>(destination));
+  return hn::Add(bits, hn::Add(odd, hn::Set(du, 0x7fffu)));
 }
 
 template <bool kStream>
-HWY_INLINE void store_elements(DF d, VF v, core::Half* destination) {
-  const hn::Rebind<hwy::float16_t, DF> d16;
-  const hn::Rebind<std::uint16_t, DF> du16;
-  const VF finite = hn::Max(hn::Min(v, hn::Set(d, 65504.0f)), hn::Set(d, -65504.0f));
-  put_vector<kStream>(hn::BitCast(du16, hn::DemoteTo(d16, finite)), du16,
+HWY_INLINE void store_elements(DF, VF v, core::BFloat* destination) {
+  const hn::Rebind<std::uint16_t, DF> d16;
+  put_vector<kStream>(hn::TruncateTo(d16, hn::ShiftRight<16>(round_to_bfloat(v))), d16,
                       reinterpret_cast<std::uint16_t*>(destination));
+}
+
+HWY_INLINE hn::Vec<hn::Rebind<std::uint16_t, DF>> round_to_half(VF v) {
+  const DF d;
+  const hn::Rebind<hwy::float16_t, DF> d16;
+  const VF finite = hn::Max(hn::Min(v, hn::Set(d, 65504.0f)), hn::Set(d, -65504.0f));
+  return hn::BitCast(hn::Rebind<std::uint16_t, DF>(), hn::DemoteTo(d16, finite));
+}
+
+template <bool kStream>
+HWY_INLINE void store_elements(DF, VF v, core::Half* destination) {
+  put_vector<kStream>(round_to_half(v), hn::Rebind<std::uint16_t, DF>(),
+                      reinterpret_cast<std::uint16_t*>(destination));
+}
+
+// Values of even and of odd places as elements side by side, of the type that is pointed to.
+using VHalves = hn::Vec<hn::Repartition<std::uint16_t, DF>>;
+
+HWY_INLINE VHalves interleaved_elements(VF even, VF odd, const core::BFloat*) {
+  const hn::Repartition<std::uint16_t, DF> d16;
+  return hn::OddEven(hn::BitCast(d16, round_to_bfloat(odd)),
+                     hn::BitCast(d16, hn::ShiftRight<16>(round_to_bfloat(even))));
+}
+
+HWY_INLINE VHalves interleaved_elements(VF even, VF odd, const core::Half*) {
+  const DU du;
+  const VU upper = hn::ShiftLeft<16>(hn::PromoteTo(du, round_to_half(odd)));
+  return hn::BitCast(hn::Repartition<std::uint16_t, DF>(),
+                     hn::Or(hn::PromoteTo(du, round_to_half(even)), upper));
 }
 
 template <bool kStream>

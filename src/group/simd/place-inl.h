@@ -41,34 +41,39 @@ HWY_INLINE VF value_at(VU code, const core::Grid& grid, float smallest) {
   return value_at<kZeroExact>(code, hn::Set(d, grid.step), hn::Set(d, grid.base), smallest);
 }
 
+// Calls put(k, codes) with the codes of quarter k at positions lane, lane + 1, ...
+template <int kBits, typename Put>
+HWY_INLINE void load_codes(const std::uint8_t* codes, int group, int lane, const Put& put) {
+  const DU du;
+  if constexpr (kBits == 16) {
+    const VU mask = hn::Set(du, 0xffffu);
+    VU first, second;
+    hn::LoadInterleaved2(du, reinterpret_cast<const std::uint32_t*>(codes) + 2 * lane, first,
+                         second);
+    put(0, hn::And(first, mask));
+    put(1, hn::ShiftRight<16>(first));
+    put(2, hn::And(second, mask));
+    put(3, hn::ShiftRight<16>(second));
+  } else {
+    constexpr core::Planes kPlanes = core::planes_of(kBits);
+    const VU low = load_pieces<kPlanes.low>(lane, codes);
+    VU high = low;
+    if constexpr (kPlanes.high != 0)
+      high = load_pieces<kPlanes.high>(lane, codes + group * kPlanes.low / 8);
+    split_pieces<kBits>(du, low, high, put);
+  }
+}
+
 template <int kBits, bool kZeroExact, bool kStream, typename T>
 void place_group(const std::uint8_t* codes, int group, const core::Grid& grid, T* destination) {
   const DF d;
-  const DU du;
   const int quarter = group / 4;
   const float smallest = core::smallest_positive<T>();
   for (int lane = 0; lane < quarter; lane += static_cast<int>(hn::Lanes(d))) {
-    const auto put = [&](int k, VU code) HWY_ATTR {
+    load_codes<kBits>(codes, group, lane, [&](int k, VU code) HWY_ATTR {
       store_elements<kStream>(d, value_at<kZeroExact>(code, grid, smallest),
                               destination + k * quarter + lane);
-    };
-    if constexpr (kBits == 16) {
-      const VU mask = hn::Set(du, 0xffffu);
-      VU first, second;
-      hn::LoadInterleaved2(du, reinterpret_cast<const std::uint32_t*>(codes) + 2 * lane, first,
-                           second);
-      put(0, hn::And(first, mask));
-      put(1, hn::ShiftRight<16>(first));
-      put(2, hn::And(second, mask));
-      put(3, hn::ShiftRight<16>(second));
-    } else {
-      constexpr core::Planes kPlanes = core::planes_of(kBits);
-      const VU low = load_pieces<kPlanes.low>(lane, codes);
-      VU high = low;
-      if constexpr (kPlanes.high != 0)
-        high = load_pieces<kPlanes.high>(lane, codes + group * kPlanes.low / 8);
-      split_pieces<kBits>(du, low, high, put);
-    }
+    });
   }
 }
 
@@ -94,6 +99,17 @@ HWY_INLINE V16 load_narrow_pieces(int lane, const std::uint8_t* plane) {
     const auto bytes = hn::PromoteTo(d32, hn::LoadU(d8, plane + lane / 2));
     return hn::BitCast(d, hn::Or(bytes, hn::ShiftLeft<12>(bytes)));
   }
+}
+
+// load_codes() for lanes of 16 bits and codes of up to 6.
+template <int kBits, typename Put>
+HWY_INLINE void load_narrow_codes(const std::uint8_t* codes, int group, int lane, const Put& put) {
+  constexpr core::Planes kPlanes = core::planes_of(kBits);
+  const V16 low = load_narrow_pieces<kPlanes.low>(lane, codes);
+  V16 high = low;
+  if constexpr (kPlanes.high != 0)
+    high = load_narrow_pieces<kPlanes.high>(lane, codes + group * kPlanes.low / 8);
+  split_pieces<kBits>(D16(), low, high, put);
 }
 
 // The 16 elements that codes may mean, lower bytes and upper bytes.
@@ -135,7 +151,6 @@ void look_up_group(const std::uint8_t* codes, int group, const core::Grid& grid,
   const ByteTables tables(grid, zero_exact, destination);
   const auto low_bytes = hn::LoadDup128(d8, tables.low);
   const auto high_bytes = hn::LoadDup128(d8, tables.high);
-  constexpr core::Planes kPlanes = core::planes_of(kBits);
   const int quarter = group / 4;
   for (int lane = 0; lane < quarter; lane += static_cast<int>(hn::Lanes(d))) {
     const auto put = [&](int k, V16 code) HWY_ATTR {
@@ -147,11 +162,7 @@ void look_up_group(const std::uint8_t* codes, int group, const core::Grid& grid,
       put_vector<kStream>(hn::BitCast(d, element), d,
                           reinterpret_cast<std::uint16_t*>(destination) + k * quarter + lane);
     };
-    const V16 low = load_narrow_pieces<kPlanes.low>(lane, codes);
-    V16 high = low;
-    if constexpr (kPlanes.high != 0)
-      high = load_narrow_pieces<kPlanes.high>(lane, codes + group * kPlanes.low / 8);
-    split_pieces<kBits>(d, low, high, put);
+    load_narrow_codes<kBits>(codes, group, lane, put);
   }
 }
 

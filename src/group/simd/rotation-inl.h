@@ -12,6 +12,8 @@
 #include <hwy/highway.h>
 
 #include <cstdint>
+#include <type_traits>
+#include <utility>
 
 #include "base/arithmetic.h"
 #include "base/simd/elements-inl.h"
@@ -21,16 +23,20 @@ HWY_BEFORE_NAMESPACE();
 namespace backfold::cpu {
 namespace HWY_NAMESPACE {
 
-// The sign bits that rotation flips.
+// The sign bits that rotation flips, of elements as wide as T.
+template <typename T>
 struct FlippedSigns {
-  HWY_ALIGN std::uint32_t bits[core::kRotation] = {};
+  HWY_ALIGN T bits[core::kRotation] = {};
 
   constexpr FlippedSigns() {
-    for (int i = 0; i < core::kRotation; ++i)
-      bits[i] = core::rotation_signs(i / 32) >> core::sign_bit(i) << 31;
+    for (int i = 0; i < core::kRotation; ++i) {
+      const std::uint32_t flipped = core::rotation_signs(i / 32) >> core::sign_bit(i) & 1u;
+      bits[i] = static_cast<T>(flipped << (8 * sizeof(T) - 1));
+    }
   }
 };
-constexpr FlippedSigns kFlippedSigns;
+constexpr FlippedSigns<std::uint32_t> kFlippedSigns;
+constexpr FlippedSigns<std::uint16_t> kFlippedHalves;
 
 HWY_INLINE VF flip_signs(VF v, int i) {
   const DU du;
@@ -70,10 +76,10 @@ HWY_INLINE VF butterflies_within(VF v) {
   }
 }
 
-// The butterflies across vectors.
-template <int kVectors>
+// The butterflies across vectors, of stride kFirst, 2 * kFirst, ... before kLast.
+template <int kFirst, int kLast, int kVectors>
 HWY_INLINE void butterflies_across(VF (&v)[kVectors]) {
-  for (int stride = 1; stride < kVectors; stride *= 2) {
+  for (int stride = kFirst; stride < kLast; stride *= 2) {
     for (int i = 0; i < kVectors; ++i) {
       if ((i & stride) != 0) continue;
       const VF a = v[i], b = v[i + stride];
@@ -83,34 +89,45 @@ HWY_INLINE void butterflies_across(VF (&v)[kVectors]) {
   }
 }
 
-// H values, in registers as far as they go: load(i) gives elements i, i + 1, ..., and store(i, v)
-// takes them.
-template <typename Load, typename Store>
+// What hadamard() holds in registers at a time.
+constexpr int kPartVectors = 8;
+constexpr int kPart = kPartVectors * static_cast<int>(hn::MaxLanes(DF()));
+constexpr int kParts = core::kRotation / kPart;
+
+// H values: load(part, v) gives elements part * kPart, ..., for a constant `part`; store(i, first,
+// second) takes elements i, ... as two vectors. With kPairs such two vectors are not neighbours but
+// the even and the odd elements of a stretch.
+template <bool kPairs, typename Load, typename Store>
 HWY_INLINE void hadamard(const Load& load, const Store& store) {
   const DF d;
   constexpr int kLanes = hn::MaxLanes(DF());
-  constexpr int kVectors = 8;
-  constexpr int kPart = kVectors * kLanes;
-  constexpr int kParts = core::kRotation / kPart;
-  HWY_ALIGN float parts[core::kRotation];
-  for (int part = 0; part < core::kRotation; part += kPart) {
-    VF v[kVectors];
-    for (int i = 0; i < kVectors; ++i) v[i] = butterflies_within(load(part + i * kLanes));
-    butterflies_across(v);
-    for (int i = 0; i < kVectors; ++i) {
-      if constexpr (kParts == 1) {
-        store(i * kLanes, v[i]);
-      } else {
-        hn::Store(v[i], d, parts + part + i * kLanes);
-      }
+  HWY_ALIGN float parts[kParts][kPart];
+  const auto turn = [&](auto part) HWY_ATTR {
+    VF v[kPartVectors];
+    load(part, v);
+    if constexpr (kPairs) butterflies_across<1, 2>(v);
+    for (int i = 0; i < kPartVectors; ++i) v[i] = butterflies_within(v[i]);
+    butterflies_across<kPairs ? 2 : 1, kPartVectors>(v);
+    if constexpr (kParts == 1) {
+      for (int i = 0; i < kPartVectors; i += 2) store(i * kLanes, v[i], v[i + 1]);
+    } else {
+      for (int i = 0; i < kPartVectors; ++i) hn::Store(v[i], d, parts[part] + i * kLanes);
     }
+  };
+  [&]<int... kIndex>(std::integer_sequence<int, kIndex...>) HWY_ATTR {
+    (turn(std::integral_constant<int, kIndex>()), ...);
   }
+  (std::make_integer_sequence<int, kParts>());
   if constexpr (kParts > 1) {
-    for (int i = 0; i < kPart; i += kLanes) {
-      VF v[kParts];
-      for (int part = 0; part < kParts; ++part) v[part] = hn::Load(d, parts + part * kPart + i);
-      butterflies_across(v);
-      for (int part = 0; part < kParts; ++part) store(part * kPart + i, v[part]);
+    for (int i = 0; i < kPart; i += 2 * kLanes) {
+      VF even[kParts], odd[kParts];
+      for (int part = 0; part < kParts; ++part) {
+        even[part] = hn::Load(d, parts[part] + i);
+        odd[part] = hn::Load(d, parts[part] + i + kLanes);
+      }
+      butterflies_across<1, kParts>(even);
+      butterflies_across<1, kParts>(odd);
+      for (int part = 0; part < kParts; ++part) store(part * kPart + i, even[part], odd[part]);
     }
   }
 }
@@ -119,17 +136,17 @@ HWY_INLINE void hadamard(const Load& load, const Store& store) {
 template <typename T>
 HWY_INLINE void rotate(const T* elements, float* rotated) {
   const DF d;
-  hadamard([&](int i) HWY_ATTR { return flip_signs(load_floats(d, elements + i), i); },
-           [&](int i, VF v) HWY_ATTR { hn::Store(v, d, rotated + i); });
-}
-
-// destination = D H values
-template <bool kStream, typename T>
-HWY_INLINE void rotate_back(const float* values, T* destination) {
-  const DF d;
-  hadamard([&](int i) HWY_ATTR { return hn::Load(d, values + i); },
-           [&](int i, VF v)
-               HWY_ATTR { store_elements<kStream>(d, flip_signs(v, i), destination + i); });
+  constexpr int kLanes = hn::MaxLanes(DF());
+  const auto load = [&](auto part, VF(&v)[kPartVectors]) HWY_ATTR {
+    for (int k = 0; k < kPartVectors; ++k) {
+      const int i = part * kPart + k * kLanes;
+      v[k] = flip_signs(load_floats(d, elements + i), i);
+    }
+  };
+  hadamard<false>(load, [&](int i, VF first, VF second) HWY_ATTR {
+    hn::Store(first, d, rotated + i);
+    hn::Store(second, d, rotated + i + kLanes);
+  });
 }
 
 }  // namespace HWY_NAMESPACE

@@ -26,7 +26,7 @@
 #include "group/simd/columns-inl.h"
 #include "group/simd/place-inl.h"
 #include "group/simd/place_columns-inl.h"
-#include "group/simd/rotation-inl.h"
+#include "group/simd/place_rotated-inl.h"
 
 #if HWY_TARGET != HWY_SCALAR && HWY_TARGET != HWY_EMU128
 HWY_BEFORE_NAMESPACE();
@@ -80,7 +80,7 @@ class Unpacker {
       return;
     }
     if (rotated) {
-      unpack_rotated(codes, grid, destination);
+      place_rotated(format_.bits, codes, core::scaled_for_rotation(grid), stream_, destination);
     } else {
       place_values(format_.bits, codes, format_.group, grid, format_.zero_exact, stream_,
                    destination);
@@ -119,15 +119,6 @@ class Unpacker {
   }
 
  private:
-  // Not inline: a flat tensor's loop is shorter without it.
-  HWY_NOINLINE void unpack_rotated(const std::uint8_t* codes, const core::Grid& grid,
-                                   T* destination) const {
-    HWY_ALIGN float values[core::kRotation];
-    place_values(format_.bits, codes, format_.group, core::scaled_for_rotation(grid), false, false,
-                 values);
-    stream_ ? rotate_back<true>(values, destination) : rotate_back<false>(values, destination);
-  }
-
   bool is_plain(std::uint32_t header, const core::Grid& grid) const {
     return (header & core::kExponentMask) != core::kExponentMask &&
            core::kind_in(header) == core::kFinite && core::is_moderate(grid, levels_);
