@@ -124,6 +124,12 @@ TEST(GroupAgreement, ForDestinationsLargerThanTheCaches) {
       ASSERT_NO_FATAL_FAILURE(
           expect_agreement({.type = type, .bits = 3, .layout = Layout::kStrided}, Kind::kMinusInf,
                            count / columns * columns, columns, 0));
+    // Where zeros are exact, and where groups are one element each.
+    for (const Layout layout : {Layout::kFlat, Layout::kStrided})
+      for (const Kind kind : {Kind::kRelu, Kind::kConstant})
+        ASSERT_NO_FATAL_FAILURE(expect_agreement(
+            {.type = type, .bits = 4, .layout = layout, .zero_exact = kind == Kind::kRelu}, kind,
+            count / 512 * 512, 512, 0));
   }
 }
 

@@ -13,6 +13,7 @@
 #include "base/arithmetic.h"
 #include "core/group_data.h"
 #include "core/support.h"
+#include "group/geometry.h"
 
 namespace backfold::testing {
 namespace {
@@ -52,6 +53,30 @@ TEST(GroupSpecialValues, ConstantGroupsAreExact) {
           SCOPED_TRACE(describe(whole) + " of " + std::to_string(value) + " on " + place.name);
           ASSERT_TRUE(decoded(whole, source, {}, place).bytes == source.bytes);
         }
+      }
+    }
+  }
+}
+
+// A payload may come from elsewhere. Restored as a grid without steps, zeros whose other bytes are
+// not zero became the smallest positive element where zeros are exact.
+TEST(GroupSpecialValues, OnlyTheFirstEightBytesOfAConstantCount) {
+  for (GroupFormat format : all_formats()) {
+    format.count = 37 * 129;
+    format.columns = format.layout == Layout::kStrided ? 37 : 0;
+    const core::GroupGeometry geometry(format);
+    for (const double value : {0.0, -0.0, 1.5, 1e-40, kInfinity}) {
+      const Elements source = elements_of(
+          format.type, std::vector<double>(static_cast<std::size_t>(format.count), value));
+      Bytes payload = packed(format, source.bytes, {}, reference());
+      for (std::int64_t group = 0; group < geometry.groups; ++group) {
+        std::byte* const codes = payload.data() + geometry.header_bytes +
+                                 static_cast<std::size_t>(group) * geometry.code_bytes;
+        std::fill(codes + 8, codes + geometry.code_bytes, static_cast<std::byte>(0x95 + group));
+      }
+      for (const Place& place : places()) {
+        SCOPED_TRACE(describe(format) + " of " + std::to_string(value) + " on " + place.name);
+        ASSERT_TRUE(unpacked(format, payload, place) == source.bytes);
       }
     }
   }

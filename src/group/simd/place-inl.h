@@ -11,6 +11,7 @@
 
 #include <hwy/highway.h>
 
+#include <bit>
 #include <cstdint>
 
 #include "base/arithmetic.h"
@@ -176,6 +177,8 @@ void place_values(int bits, const std::uint8_t* codes, int group, const core::Gr
       } else {
         look_up_group<kBits, false>(codes, group, grid, zero_exact, destination);
       }
+    } else if (zero_exact && stream) {
+      place_group<kBits, true, true>(codes, group, grid, destination);
     } else if (zero_exact) {
       place_group<kBits, true, false>(codes, group, grid, destination);
     } else if (stream) {
@@ -184,6 +187,21 @@ void place_values(int bits, const std::uint8_t* codes, int group, const core::Gr
       place_group<kBits, false, false>(codes, group, grid, destination);
     }
   });
+}
+
+// A group of equal elements.
+template <typename T>
+void fill_group(T element, int group, bool stream, T* destination) {
+  using Bits = hwy::UnsignedFromSize<sizeof(T)>;
+  const hn::CappedTag<Bits, 64 / sizeof(T)> d;
+  const auto v = hn::Set(d, std::bit_cast<Bits>(element));
+  auto* const to = reinterpret_cast<Bits*>(destination);
+  const auto lanes = static_cast<int>(hn::Lanes(d));
+  if (stream) {
+    for (int i = 0; i < group; i += lanes) put_vector<true>(v, d, to + i);
+  } else {
+    for (int i = 0; i < group; i += lanes) put_vector<false>(v, d, to + i);
+  }
 }
 
 }  // namespace HWY_NAMESPACE

@@ -17,7 +17,6 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
-#include <optional>
 
 #include "base/arithmetic.h"
 #include "group/geometry.h"
@@ -70,7 +69,11 @@ class Unpacker {
     const std::uint32_t header = run_.headers[group];
     const std::uint8_t* codes = codes_of(group);
     if (is_constant(header)) {
-      std::fill_n(destination, count, core::from_double<T>(constant_of(group)));
+      const T element = core::from_double<T>(constant_of(group));
+      if (count == format_.group)
+        fill_group(element, format_.group, stream_, destination);
+      else
+        std::fill_n(destination, count, element);
       return;
     }
     const core::Grid grid = core::grid_in(header, levels_);
@@ -87,32 +90,28 @@ class Unpacker {
     }
   }
 
-  // Restores neighbouring columns of `count` rows, `stride` apart; at most kLineColumns<T>.
+  // Restores neighbouring columns of `count` rows, `stride` apart; at most kSpanColumns.
   void unpack_tile(std::int64_t group, int columns, int count, T* destination,
                    std::int64_t stride) {
-    ColumnGrids grids = {};
-    std::uint64_t others = 0;
-    for (int i = 0; i < columns; ++i) {
-      const std::optional<core::Grid> grid = grid_of_column(group + i);
-      grids.base[i] = grid ? grid->base : 0.0f;
-      grids.step[i] = grid ? grid->step : 0.0f;
-      if (!grid) others |= std::uint64_t{1} << i;
-    }
+    Columns found = {};
+    const int whole =
+        sizeof(T) < 8 && count == kTileRows ? columns / kLineColumns<T> * kLineColumns<T> : 0;
+    for (int i = 0; i < columns; ++i)
+      find_column(group + i, i, i < whole ? column_place<T>(i, whole) : i, found);
     // Stores of less than half a line would reach memory one by one.
-    constexpr bool kWide = hn::MaxLanes(DF()) * sizeof(T) >= 32;
-    const bool lines = kWide && stream_ && columns == kLineColumns<T> &&
+    constexpr bool kWide = hn::MaxLanes(DF()) * sizeof(float) >= 32;
+    const bool lines = kWide && stream_ && whole != 0 &&
                        stride * static_cast<std::int64_t>(sizeof(T)) % 64 == 0 &&
                        reinterpret_cast<std::uintptr_t>(destination) % 64 == 0;
-    const bool whole = sizeof(T) < 8 && columns == kLineColumns<T> && count == kTileRows;
-    if (!whole) place_part(group, columns, count, grids, destination, stride);
     if constexpr (sizeof(T) < 8) {
-      if (whole)
-        place_columns(format_, codes_of(group), columns, grids, core::smallest_positive<T>(), lines,
-                      destination, stride);
+      if (whole != 0)
+        place_columns(format_, codes_of(group), whole, whole, found.grids,
+                      core::smallest_positive<T>(), lines, destination, stride);
     }
-    if (lines && others != 0) hwy::FlushStream();
-    for (; others != 0; others &= others - 1) {
-      const int i = std::countr_zero(others);
+    place_part(group, whole, columns, count, found, destination, stride);
+    if (lines && found.others != 0) hwy::FlushStream();
+    for (std::uint64_t rest = found.others; rest != 0; rest &= rest - 1) {
+      const int i = std::countr_zero(rest);
       core::reference_unpack_group(format_, run_.headers[group + i], codes_of(group + i),
                                    destination + i, stride, count);
     }
@@ -139,37 +138,77 @@ class Unpacker {
     return run_.codes + static_cast<std::size_t>(group) * geometry_.code_bytes;
   }
 
-  // A tile that is not whole passes through one that is; so do fp64 elements.
-  void place_part(std::int64_t group, int columns, int count, ColumnGrids& grids, T* destination,
-                  std::int64_t stride) const {
+  // Columns of a tile: their grids, and a bit for each of those that are none. fp64 constants are
+  // written over what their grids give, the rest is left to the reference.
+  struct Columns {
+    ColumnGrids grids;
+    std::uint64_t constant;
+    T constants[sizeof(T) == 8 ? kSpanColumns : 1];
+    std::uint64_t others;
+  };
+
+  // Columns from number `first` on pass through tiles of fp32 values: those of a tile that is not
+  // whole, and fp64 elements.
+  void place_part(std::int64_t group, int first, int columns, int count, const Columns& found,
+                  T* destination, std::int64_t stride) const {
     Tile tile;
-    for (int first = 0; first < columns; first += kTileColumns) {
+    for (; first < columns; first += kTileColumns) {
       const int part = std::min(kTileColumns, columns - first);
-      if (first > 0) {
-        std::copy_n(grids.base + first, part, grids.base);
-        std::copy_n(grids.step + first, part, grids.step);
-      }
-      place_columns(format_, codes_of(group + first), part, grids, core::smallest_positive<T>(),
-                    false, tile.rows[0], kTileColumns);
-      for (int row = 0; row < count; ++row)
-        std::transform(tile.rows[row], tile.rows[row] + part, destination + row * stride + first,
+      ColumnGrids grids = {};
+      std::copy_n(found.grids.base + first, part, grids.base);
+      std::copy_n(found.grids.step + first, part, grids.step);
+      grids.fixed = found.grids.fixed >> first & ((1u << part) - 1u);
+      grids.positive = found.grids.positive >> first;
+      place_columns(format_, codes_of(group + first), part, kTileColumns, grids,
+                    core::smallest_positive<T>(), false, tile.rows[0], kTileColumns);
+      for (int row = 0; row < count; ++row) {
+        T* const to = destination + row * stride;
+        std::transform(tile.rows[row], tile.rows[row] + part, to + first,
                        [](float value) { return core::from_float<T>(value); });
+        if constexpr (sizeof(T) == 8) {
+          for (std::uint64_t rest = found.constant >> first << first; rest != 0; rest &= rest - 1) {
+            const int i = std::countr_zero(rest);
+            if (i >= first + part) break;
+            to[i] = found.constants[i];
+          }
+        }
+      }
     }
   }
 
-  // The grid of a column that the fast path serves.
-  std::optional<core::Grid> grid_of_column(std::int64_t group) const {
+  // Takes up column `i` of a tile, whose grid belongs at `place`.
+  void find_column(std::int64_t group, int i, int place, Columns& found) const {
+    const std::uint64_t bit = std::uint64_t{1} << i;
     const std::uint32_t header = run_.headers[group];
     const core::Grid grid = core::grid_in(header, levels_);
-    if (is_plain(header, grid)) return grid;
-    // A constant group is a grid without steps, unless that would lose the sign of a zero, or code
-    // 0 has a meaning of its own.
-    if (sizeof(T) == 8 || !is_constant(header)) return std::nullopt;
+    if (is_plain(header, grid)) {
+      found.grids.base[place] = grid.base;
+      found.grids.step[place] = grid.step;
+      return;
+    }
+    if (!is_constant(header)) {
+      found.others |= bit;
+      return;
+    }
     const double value = constant_of(group);
+    if constexpr (sizeof(T) == 8) {
+      found.constant |= bit;
+      found.constants[i] = value;
+      return;
+    }
+    // A grid without steps, unless that would lose the sign of a zero or, where code 0 is zero,
+    // what is not positive.
     const auto number = static_cast<float>(value);
-    const bool fits = std::fabs(number) <= core::kHuge && !(number == 0.0f && std::signbit(number));
-    if (!fits || (format_.zero_exact && value != 0.0)) return std::nullopt;
-    return core::Grid{number, 0.0f};
+    const bool zero = number == 0.0f && !std::signbit(number);
+    const float least = format_.zero_exact ? core::smallest_positive<T>() : -core::kHuge;
+    if (!zero && (number == 0.0f || !(number >= least && number <= core::kHuge))) {
+      found.others |= bit;
+      return;
+    }
+    found.grids.base[place] = number;
+    if (!format_.zero_exact) return;
+    found.grids.fixed |= bit;
+    if (!zero) found.grids.positive |= bit;
   }
 
   const GroupFormat& format_;
