@@ -32,6 +32,7 @@
 #include "backfold/ranged.h"
 #include "backfold/samples.h"
 #include "backfold/table.h"
+#include "base/caches.h"
 
 namespace {
 
@@ -186,6 +187,13 @@ void add(const std::string& name, std::function<void(benchmark::State&)> run) {
       ->MinTime(0.2);
 }
 
+std::uint64_t sum_of(const void* memory, std::size_t bytes) {
+  std::uint64_t sum = 0;
+  for (std::size_t i = 0; i < bytes / sizeof(sum); ++i)
+    sum += static_cast<const std::uint64_t*>(memory)[i];
+  return sum;
+}
+
 template <typename Format>
 std::int64_t count_of(const Format& format) {
   if constexpr (requires { format.count; })
@@ -224,6 +232,41 @@ void add_codec(const std::string& name, const Format& format, const std::functio
         prepare();
         pack_once();
         measure(state, threads, source, packed, unpack_once);
+      });
+    }
+  }
+}
+
+// Unpacks and then reads what was unpacked, as an operation of backward would: written past the
+// caches whatever its size, through them, and by the library's own choice.
+void add_consumer(ElementType type, Layout layout, const std::string& layout_name) {
+  backfold::GroupFormat format;
+  format.type = type;
+  format.layout = layout;
+  format.count = elements;
+  format.columns = layout == Layout::kStrided ? kColumns : 0;
+  const std::size_t packed = packed_bytes(format);
+  const std::size_t source = static_cast<std::size_t>(elements) * size_of(type);
+  const std::int64_t chosen = backfold::core::streamed_bytes();
+  const std::pair<const char*, std::int64_t> ways[] = {
+      {"streamed", 0}, {"stored", INT64_MAX}, {"chosen", chosen}};
+  for (const std::string_view target : backfold::simd_targets()) {
+    for (const auto& [way, bytes] : ways) {
+      Execution execution;
+      execution.backend = backfold::Backend::kSimd;
+      execution.simd_target = target;
+      const std::string name = std::string("consumer/") + way + " " + layout_name + "/4/" +
+                               name_of(type) + "/" + std::string(target) + "/1/unpack";
+      add(name, [=](benchmark::State& state) {
+        fill_floats(type);
+        const backfold::Payload payload = {arena().payload.get(), packed};
+        require(pack(format, arena().source.get(), {1, 2}, payload, execution));
+        backfold::core::streamed_bytes() = bytes;
+        measure(state, 1, source, packed + source, [&] {
+          require(unpack(format, {payload.data, packed}, arena().result.get(), execution));
+          benchmark::DoNotOptimize(sum_of(arena().result.get(), source));
+        });
+        backfold::core::streamed_bytes() = chosen;
       });
     }
   }
@@ -328,6 +371,8 @@ void add_all() {
     }
     for (const int bits : {2, 3, 4, 8})
       add_group(type, "zero-exact", Layout::kFlat, bits, Data::kRelu);
+    add_consumer(type, Layout::kFlat, "flat");
+    add_consumer(type, Layout::kStrided, "strided");
     add_group(type, "constant", Layout::kFlat, 4, Data::kConstant);
     add_samples(type, 128);
     for (const std::int64_t inner : {1, 64}) {

@@ -10,6 +10,7 @@ endif()
 find_package(Threads REQUIRED)
 
 add_library(backfold_core
+  src/base/caches.cpp
   src/base/checks.cpp
   src/base/dispatch.cpp
   src/base/status.cpp

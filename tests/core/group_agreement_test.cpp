@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <string>
 
+#include "base/caches.h"
 #include "core/group_data.h"
 #include "core/support.h"
 
@@ -110,8 +111,9 @@ TEST(GroupAgreement, ForAnyNumberOfThreads) {
   }
 }
 
-// From 4 MiB on, decoding bypasses the caches, in another code path.
+// Large ones bypass the caches, in another code path.
 TEST(GroupAgreement, ForDestinationsLargerThanTheCaches) {
+  const std::int64_t chosen = core::streamed_bytes().exchange(4 << 20);
   for (const ElementType type : kFloatTypes) {
     const auto count = static_cast<std::int64_t>((5u << 20) / size_of(type)) + 77;
     for (const std::size_t offset : {0, 1})
@@ -131,6 +133,7 @@ TEST(GroupAgreement, ForDestinationsLargerThanTheCaches) {
             {.type = type, .bits = 4, .layout = layout, .zero_exact = kind == Kind::kRelu}, kind,
             count / 512 * 512, 512, 0));
   }
+  core::streamed_bytes() = chosen;
 }
 
 }  // namespace

@@ -13,12 +13,12 @@
 #include <hwy/highway.h>
 
 #include <algorithm>
-#include <bit>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
 
 #include "base/arithmetic.h"
+#include "base/caches.h"
 #include "group/geometry.h"
 #include "group/reference.h"
 #include "group/row_affine.h"
@@ -49,15 +49,13 @@ inline Run run_of(const GroupFormat& format, const void* payload) {
 template <typename T>
 class Unpacker {
  public:
-  // A null destination stands for memory that is read again at once. Large ones are written past
-  // the caches, which could not hold them anyway.
+  // A null destination stands for memory that is read again at once.
   Unpacker(const GroupFormat& format, const Run& run, const void* destination)
       : format_(format),
         geometry_(format),
         run_(run),
         levels_(core::levels_for(format.bits, format.zero_exact, false)),
-        stream_(destination != nullptr &&
-                format.count * static_cast<std::int64_t>(sizeof(T)) >= kLargeBytes &&
+        stream_(destination != nullptr && is_large(format) &&
                 reinterpret_cast<std::uintptr_t>(destination) % 64 == 0) {}
 
   ~Unpacker() {
@@ -90,7 +88,7 @@ class Unpacker {
     }
   }
 
-  // Restores neighbouring columns of `count` rows, `stride` apart; at most kSpanColumns.
+  // Restores neighbouring columns of `count` rows, `stride` apart; at most kSpanColumns<T>.
   void unpack_tile(std::int64_t group, int columns, int count, T* destination,
                    std::int64_t stride) {
     Columns found = {};
@@ -109,15 +107,21 @@ class Unpacker {
                       core::smallest_positive<T>(), lines, destination, stride);
     }
     place_part(group, whole, columns, count, found, destination, stride);
-    if (lines && found.others != 0) hwy::FlushStream();
-    for (std::uint64_t rest = found.others; rest != 0; rest &= rest - 1) {
-      const int i = std::countr_zero(rest);
-      core::reference_unpack_group(format_, run_.headers[group + i], codes_of(group + i),
-                                   destination + i, stride, count);
-    }
+    if (found.others.none()) return;
+    if (lines) hwy::FlushStream();
+    for (int i = 0; i < columns; ++i)
+      if (found.others[i])
+        core::reference_unpack_group(format_, run_.headers[group + i], codes_of(group + i),
+                                     destination + i, stride, count);
   }
 
  private:
+  // Rows of a strided tensor, written through the caches, push each other out at half the size.
+  static bool is_large(const GroupFormat& format) {
+    const std::int64_t bytes = format.count * static_cast<std::int64_t>(sizeof(T));
+    return (format.layout == Layout::kStrided ? 2 * bytes : bytes) >= core::streamed_bytes();
+  }
+
   bool is_plain(std::uint32_t header, const core::Grid& grid) const {
     return (header & core::kExponentMask) != core::kExponentMask &&
            core::kind_in(header) == core::kFinite && core::is_moderate(grid, levels_);
@@ -138,13 +142,13 @@ class Unpacker {
     return run_.codes + static_cast<std::size_t>(group) * geometry_.code_bytes;
   }
 
-  // Columns of a tile: their grids, and a bit for each of those that are none. fp64 constants are
-  // written over what their grids give, the rest is left to the reference.
+  // Columns of a tile: their grids, and those that have none. fp64 constants are written over what
+  // their grids give, the others are left to the reference.
   struct Columns {
     ColumnGrids grids;
-    std::uint64_t constant;
-    T constants[sizeof(T) == 8 ? kSpanColumns : 1];
-    std::uint64_t others;
+    ColumnSet others;
+    ColumnSet constant;
+    T constants[sizeof(T) == 8 ? kSpanColumns<T> : 1];
   };
 
   // Columns from number `first` on pass through tiles of fp32 values: those of a tile that is not
@@ -157,7 +161,7 @@ class Unpacker {
       ColumnGrids grids = {};
       std::copy_n(found.grids.base + first, part, grids.base);
       std::copy_n(found.grids.step + first, part, grids.step);
-      grids.fixed = found.grids.fixed >> first & ((1u << part) - 1u);
+      grids.fixed = found.grids.fixed >> first;
       grids.positive = found.grids.positive >> first;
       place_columns(format_, codes_of(group + first), part, kTileColumns, grids,
                     core::smallest_positive<T>(), false, tile.rows[0], kTileColumns);
@@ -166,11 +170,8 @@ class Unpacker {
         std::transform(tile.rows[row], tile.rows[row] + part, to + first,
                        [](float value) { return core::from_float<T>(value); });
         if constexpr (sizeof(T) == 8) {
-          for (std::uint64_t rest = found.constant >> first << first; rest != 0; rest &= rest - 1) {
-            const int i = std::countr_zero(rest);
-            if (i >= first + part) break;
-            to[i] = found.constants[i];
-          }
+          for (int i = first; found.constant.any() && i < first + part; ++i)
+            if (found.constant[i]) to[i] = found.constants[i];
         }
       }
     }
@@ -178,7 +179,6 @@ class Unpacker {
 
   // Takes up column `i` of a tile, whose grid belongs at `place`.
   void find_column(std::int64_t group, int i, int place, Columns& found) const {
-    const std::uint64_t bit = std::uint64_t{1} << i;
     const std::uint32_t header = run_.headers[group];
     const core::Grid grid = core::grid_in(header, levels_);
     if (is_plain(header, grid)) {
@@ -187,12 +187,12 @@ class Unpacker {
       return;
     }
     if (!is_constant(header)) {
-      found.others |= bit;
+      found.others.set(i);
       return;
     }
     const double value = constant_of(group);
     if constexpr (sizeof(T) == 8) {
-      found.constant |= bit;
+      found.constant.set(i);
       found.constants[i] = value;
       return;
     }
@@ -202,13 +202,13 @@ class Unpacker {
     const bool zero = number == 0.0f && !std::signbit(number);
     const float least = format_.zero_exact ? core::smallest_positive<T>() : -core::kHuge;
     if (!zero && (number == 0.0f || !(number >= least && number <= core::kHuge))) {
-      found.others |= bit;
+      found.others.set(i);
       return;
     }
     found.grids.base[place] = number;
     if (!format_.zero_exact) return;
-    found.grids.fixed |= bit;
-    if (!zero) found.grids.positive |= bit;
+    found.grids.fixed.set(i);
+    found.grids.positive[i] = !zero;
   }
 
   const GroupFormat& format_;
