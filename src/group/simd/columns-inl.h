@@ -100,6 +100,9 @@ inline std::uint32_t same_columns(const Tile& tile, int count) {
   return same;
 }
 
+// Of a row, fetched at a time: pages and memory are opened once for several tiles.
+constexpr int kAheadBytes = 256;
+
 // What the codes of a tile are drawn with.
 struct ColumnDraw {
   const Tile* tile;
@@ -110,7 +113,8 @@ struct ColumnDraw {
   std::uint8_t* codes;
   std::uint32_t second;  // of the key
   float ceiling;
-  const std::byte* ahead;  // the next tile's rows; null if they are not worth a prefetch
+  const std::byte* ahead;  // kAheadBytes each of later rows; null if not worth a prefetch
+  int ahead_rows;
   std::ptrdiff_t row_bytes;
 };
 
@@ -160,10 +164,14 @@ void draw_columns(const ColumnDraw& draw) {
     const VF minus_base = hn::Neg(hn::Load(d, draw.ranges->base + column));
     const VF inverse = hn::Load(d, draw.ranges->inverse + column);
     for (int pair = 0; pair < kHashes; ++pair) {
-      // The next tile, a part at a time: rows are too far apart for the hardware to foresee them.
-      if (!kShort && column == 0 && draw.ahead != nullptr)
-        for (int row = 0; row < kTileRows / kHashes; ++row)
-          hwy::Prefetch(draw.ahead + (pair * kTileRows / kHashes + row) * draw.row_bytes);
+      // Later tiles, a part at a time: rows are too far apart for the hardware to foresee them. To
+      // the second-level cache: 128 of them 4 KiB apart share one set of the first.
+      if (!kShort && column == 0 && draw.ahead != nullptr) {
+        const int rows = draw.ahead_rows / kHashes;
+        for (int row = pair * rows; row < (pair + 1) * rows; ++row)
+          for (int byte = 0; byte < kAheadBytes; byte += 64)
+            __builtin_prefetch(draw.ahead + row * draw.row_bytes + byte, 0, 2);
+      }
       const VU hash = hn::Load(du, hashes[pair]);
       const auto draw_side = [&](auto side) HWY_ATTR {
         const int position = 2 * pair + side;

@@ -81,11 +81,10 @@ class Packer {
         const std::uint64_t block = first_block_of(first + i);
         blocks[i] = static_cast<std::uint32_t>(block) + core::block_offset(key_, block);
       }
-      draw_columns(
-          format_, rounding.clamp,
-          {&tile_, count, columns, &ranges, blocks, codes_of(first), key_.second, levels_.ceiling,
-           large_ ? reinterpret_cast<const std::byte*>(source + kTileColumns) : nullptr,
-           stride * static_cast<std::ptrdiff_t>(sizeof(T))});
+      draw_columns(format_, rounding.clamp,
+                   {&tile_, count, columns, &ranges, blocks, codes_of(first), key_.second,
+                    levels_.ceiling, large_ ? later_rows(source, stride, first) : nullptr,
+                    kTileRows / kAheadTiles, stride * static_cast<std::ptrdiff_t>(sizeof(T))});
     }
     for (std::uint32_t rest = ~plain & ((1u << columns) - 1u); rest != 0; rest &= rest - 1) {
       const int i = std::countr_zero(rest);
@@ -177,6 +176,14 @@ class Packer {
   void pack_reference(const T* source, std::int64_t stride, int count, std::int64_t group) {
     core::reference_pack_group(format_, source, stride, count, key_, number_of(group),
                                run_.headers + group, codes_of(group));
+  }
+
+  // Each tile fetches its share of the rows of the next kAheadTiles.
+  static constexpr int kAheadTiles = kAheadBytes / (kTileColumns * static_cast<int>(sizeof(T)));
+  const std::byte* later_rows(const T* source, std::int64_t stride, std::int64_t first) const {
+    const std::int64_t tile = first % format_.columns / kTileColumns % kAheadTiles;
+    const T* const later = source + (kAheadTiles - tile) * kTileColumns;
+    return reinterpret_cast<const std::byte*>(later + tile * (kTileRows / kAheadTiles) * stride);
   }
 
   static bool is_constant(const T* source, int count) {
