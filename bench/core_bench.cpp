@@ -7,7 +7,8 @@
 // A name reads codec/layout/bits/type/target/threads/direction. Each iteration runs the codec and
 // then a memcpy of the unpacked bytes on the same threads, so that both run under the same
 // conditions. `fraction` is bytes read plus written per second, codec / copy, from the fastest run
-// of each: other programs only ever slow one down.
+// of each: other programs only ever slow one down. Names that begin with `consumer` unpack and then
+// read the result.
 
 #include <benchmark/benchmark.h>
 #include <time.h>
