@@ -32,18 +32,16 @@ namespace HWY_NAMESPACE {
 template <typename T>
 constexpr int kLineColumns = sizeof(T) == 2 ? 32 : 16;
 
-// Columns that are restored together, so that 256 bytes of a row are written at a time, and the
-// most of any type.
-template <typename T>
-constexpr int kSpanColumns = sizeof(T) == 2 ? 128 : 64;
-constexpr int kMostColumns = 128;
-using ColumnSet = std::bitset<kMostColumns>;
+// Columns that are restored together, so that a row is written several lines at a time. Twice as
+// many make bf16 slower again.
+constexpr int kSpanColumns = 128;
+using ColumnSet = std::bitset<kSpanColumns>;
 
 // Each column's own grid. The codes of constant columns are not codes: those where that would
 // matter are `fixed`, and of these some are `positive`.
 struct ColumnGrids {
-  HWY_ALIGN float base[kMostColumns];
-  HWY_ALIGN float step[kMostColumns];
+  HWY_ALIGN float base[kSpanColumns];
+  HWY_ALIGN float step[kSpanColumns];
   ColumnSet fixed;
   ColumnSet positive;
 };
@@ -112,14 +110,14 @@ void place_columns(const std::uint32_t* words, const ColumnGrids& grids, int col
   }
 }
 
-// Restores up to kSpanColumns<T> columns whose codes follow each other into whole tiles of `width`
+// Restores up to kSpanColumns columns whose codes follow each other into whole tiles of `width`
 // columns, which are whole lines.
 template <typename T>
 void place_columns(const GroupFormat& format, const std::uint8_t* codes, int columns, int width,
                    const ColumnGrids& grids, float smallest, bool stream, T* destination,
                    std::int64_t stride) {
   const int count = kTileRows * format.bits / 32;
-  HWY_ALIGN std::uint32_t words[kTileRows / 2 * 64];  // at 16 bits, or twice as many columns at 8
+  HWY_ALIGN std::uint32_t words[kTileRows / 2 * kSpanColumns];
   if (columns < width) std::fill_n(words, count * width, 0u);
   const std::uint8_t* const ahead = codes + static_cast<std::size_t>(columns * count) * 4;
   const auto* const from = reinterpret_cast<const float*>(codes);

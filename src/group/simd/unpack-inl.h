@@ -88,7 +88,7 @@ class Unpacker {
     }
   }
 
-  // Restores neighbouring columns of `count` rows, `stride` apart; at most kSpanColumns<T>.
+  // Restores neighbouring columns of `count` rows, `stride` apart; at most kSpanColumns.
   void unpack_tile(std::int64_t group, int columns, int count, T* destination,
                    std::int64_t stride) {
     Columns found = {};
@@ -148,7 +148,7 @@ class Unpacker {
     ColumnGrids grids;
     ColumnSet others;
     ColumnSet constant;
-    T constants[sizeof(T) == 8 ? kSpanColumns<T> : 1];
+    T constants[sizeof(T) == 8 ? kSpanColumns : 1];
   };
 
   // Columns from number `first` on pass through tiles of fp32 values: those of a tile that is not

@@ -41,7 +41,7 @@ void UnpackTyped(const GroupFormat& format, const Run& run, T* destination, std:
   const auto restore = [&](std::int64_t group, int columns, const core::GroupSpan& span) {
     unpacker.unpack_tile(group, columns, span.count, destination + span.offset, span.stride);
   };
-  for_tiles(format, kSpanColumns<T>, begin, end, restore);
+  for_tiles(format, kSpanColumns, begin, end, restore);
 }
 
 template <typename T>
