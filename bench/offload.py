@@ -4,6 +4,7 @@
     bench/run offload                 a transformer of 6 layers, 8 x 256 tokens of 256 features
     bench/run offload --layers 12     a deeper one
     bench/run offload --steps 20      more steps
+    bench/run offload --tiny          one layer and one step, to check that it still runs
 
 Each row is the median of the steps after the first three, all modes taking turns, so that whatever
 else the machine does hits all of them. `exact` is bits=None, `stored` is derive=False. Bytes are
@@ -80,7 +81,10 @@ def main() -> None:
     )
     parser.add_argument("--layers", type=int, default=6)
     parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--tiny", action="store_true", help="one layer and one step")
     arguments = parser.parse_args()
+    if arguments.tiny:
+        arguments.layers = arguments.steps = 1
     plain = Mode(arguments.layers, None)
     modes = {name: Mode(arguments.layers, options) for name, options in MODES.items()}
     for _ in range(WARMUPS + arguments.steps):

@@ -11,6 +11,7 @@ import json
 import os
 import pathlib
 import random
+import re
 import subprocess
 import sys
 import types
@@ -124,6 +125,109 @@ def loaded(path: pathlib.Path) -> types.ModuleType:
     module = importlib.util.module_from_spec(importlib.util.spec_from_loader(loader.name, loader))
     loader.exec_module(module)
     return module
+
+
+def rows_of(printed: str) -> dict[str, list[str]]:
+    """Lines of a table by their title, which two spaces end."""
+    lines = (line.strip().split("  ", 1) for line in printed.splitlines())
+    return {title: rest.split() for title, rest in (line for line in lines if len(line) == 2)}
+
+
+def test_the_host_is_measured(tmp_path):
+    path = tmp_path / "host.json"
+    done = run("bench/host_cost.py", "--tiny", "--device", "cpu", "--json", path)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(path.read_text())["cpu"]
+    assert found["saved"]["packed"]["forward"] > found["saved"]["plain"]["forward"] > 0
+    assert {"an operation that saves nothing", "an operation under no_grad"} < set(found["saved"])
+    for scopes in found["watched"].values():
+        assert all(pair["forward"] > 0 for pair in scopes.values())
+    model = found["models"]["GPT-2, 1 layers"]
+    assert model.pop("operators") > 20
+    assert list(model) == ["plain", "passed", "bits=None", "default", "all packed"]
+
+
+CALLGRIND_H = """
+#include <stdio.h>
+#include <stdlib.h>
+static inline void dump_stats(void) {
+  static int dumps = 0;
+  char path[4096];
+  snprintf(path, sizeof path, "%s.%d", getenv("CALLGRIND_OUT"), ++dumps);
+  FILE* file = fopen(path, "w");
+  fprintf(file, "totals: %d000000\\n", dumps);
+  fclose(file);
+}
+#define CALLGRIND_START_INSTRUMENTATION
+#define CALLGRIND_TOGGLE_COLLECT
+#define CALLGRIND_ZERO_STATS
+#define CALLGRIND_DUMP_STATS_AT(name) dump_stats()
+"""
+VALGRIND = """#!/bin/sh
+for argument; do
+  case "$argument" in
+    --callgrind-out-file=*) export CALLGRIND_OUT="${argument#*=}"; shift ;;
+    --*) shift ;;
+    *) break ;;
+  esac
+done
+exec "$@"
+"""
+
+
+def test_instructions_are_those_of_the_last_step(tmp_path, monkeypatch):
+    # A valgrind that counts its dumps: two of each of three steps.
+    (tmp_path / "valgrind").mkdir()
+    (tmp_path / "valgrind" / "callgrind.h").write_text(CALLGRIND_H)
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "valgrind").write_text(VALGRIND)
+    (tmp_path / "bin" / "valgrind").chmod(0o755)
+    monkeypatch.setenv("CPATH", str(tmp_path))
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    modes = ["stored", "watched"]
+    done = run("bench/host_instructions.py", "--tiny", "--modes", *modes)
+    assert done.returncode == 0, done.stderr
+    rows = rows_of(done.stdout)
+    assert [rows[mode] for mode in modes] == [["5.00", "6.00"]] * 2
+
+
+def test_a_cap_of_memory_is_filled(tmp_path):
+    path = tmp_path / "cap.json"
+    done = run("bench/workloads/cap.py", "bert", "--tiny", "--modes", "fold", "--json", path)
+    assert done.returncode == 0, done.stderr
+    table = json.loads(path.read_text())["tables"]["bert"]
+    plain, fold = (dict(zip(table["head"], row, strict=True)) for row in table["rows"])
+    assert (plain[""], fold[""]) == ("plain", "fold")
+    for row in (plain, fold):
+        assert int(row["batch"]) >= 2
+        assert 0 < float(row["peak / cap"]) < 1
+
+
+def test_probes_are_timed(tmp_path):
+    path = tmp_path / "probes.json"
+    done = run("bench/workloads/probes.py", "gpt2", "--tiny", "--json", path)
+    assert done.returncode == 0, done.stderr
+    ((name, *cells),) = json.loads(path.read_text())["tables"]["probes"]["rows"]
+    assert name == "gpt2"
+    assert float(cells[0]) > 0  # in plain steps, the first one
+    assert "with the plan: step" in done.stdout
+
+
+def test_planning_of_several_processes_is_timed():
+    done = run("bench/workloads/ddp.py", "--tiny", "--steps", 4)
+    assert done.returncode == 0, done.stderr
+    (places,) = re.findall(r"(\d+) places planned", done.stdout)
+    assert int(places) > 4
+    assert all(float(share) > 0 for share in re.findall(r"([\d.]+)%(?: of|\n)", done.stdout))
+
+
+def test_steps_that_offload_to_a_file_are_timed():
+    done = run("bench/offload.py", "--tiny")
+    assert done.returncode == 0, done.stderr
+    rows = rows_of(done.stdout)
+    kept = {name: float(rows[name][3]) for name in rows if name.startswith(("exact", "4 bits"))}
+    assert len(kept) == 6
+    assert all((in_file > 0) == ("offload" in name) for name, in_file in kept.items())
 
 
 # ---- The check of documents --------------------------------------------------------------------
