@@ -12,12 +12,14 @@ from typing import Any
 
 import torch
 
+from backfold import _C
 from backfold._attached_class import CALLS, attach_class, detach_class, fold_of
 from backfold._check import CheckResult
 from backfold._controller import Controller
 from backfold._options import UNSET, Unset
 
 _attached_models: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
+IDLE_SECONDS = 10.0  # after which a call without gradients gives memory back that steps reuse
 _observed = threading.local()  # nothing is folded while inspect() looks
 
 
@@ -82,6 +84,8 @@ class Fold(Controller):
     def open_for_call(self, model: torch.nn.Module) -> bool:
         """Opens the block for a call of the attached model, if it is one to fold."""
         if not self._folds(model):
+            if not torch.is_grad_enabled():  # evaluation, which may go on for hours
+                _C.give_back_idle_memory(IDLE_SECONDS)
             return False
         self.__enter__()
         return True

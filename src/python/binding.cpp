@@ -4,6 +4,7 @@
 
 #include <torch/csrc/utils/pybind.h>
 
+#include <chrono>
 #include <string>
 
 #include <pybind11/stl.h>
@@ -18,6 +19,7 @@
 #include "python/options.h"
 #include "torch/codec/codec.h"
 #include "torch/codec/host_target.h"
+#include "torch/codec/reused_memory.h"
 #include "torch/packet.h"
 
 namespace backfold {
@@ -36,6 +38,11 @@ PYBIND11_MODULE(_C, module) {
   module.def("usual_host_target", &torch_layer::usual_host_target);
   module.def("use_host_target", &torch_layer::use_host_target);
   module.def("host_target_that_ran", &torch_layer::host_target_that_ran);
+  module.def("bytes_kept_for_reuse", &torch_layer::bytes_kept_for_reuse);
+  module.def("give_back_idle_memory", [](double seconds) {
+    torch_layer::give_back_idle_memory(
+        std::chrono::milliseconds(static_cast<std::int64_t>(seconds * 1e3)));
+  });
   module.def(
       "make_plan",
       [](const std::vector<std::vector<std::pair<std::int64_t, double>>>& sites,

@@ -13,7 +13,7 @@ import weakref
 import backfold
 import pytest
 import torch
-from backfold import _outermost, _run_log
+from backfold import _C, _outermost, _run_log
 from small_network import batch, equal
 from torch import nn
 from torch.nn import functional
@@ -149,6 +149,23 @@ def test_calls_without_gradients_are_plain(mode):
     with mode():
         model(x)
     assert fold.steps == 0 and not fold.report().to_dict()["sites"]
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_evaluation_gives_back_memory_that_steps_reuse(mode, monkeypatch):
+    model = nn.Sequential(nn.Linear(64, 512), nn.GELU())
+    fold = backfold.attach(model, **OPTIONS)
+    x = torch.randn(4096, 64)
+    model(x).sum().backward()
+    kept = _C.bytes_kept_for_reuse()
+    assert kept >= 4096 * 512 // 2  # packets of 4 bits, and what was decoded
+    with mode():
+        model(x)
+        assert _C.bytes_kept_for_reuse() == kept  # a rollout between two steps
+        monkeypatch.setattr("backfold._attach.IDLE_SECONDS", 0.0)
+        model(x)
+    assert _C.bytes_kept_for_reuse() == 0
+    assert fold.is_attached
 
 
 COPIES = {

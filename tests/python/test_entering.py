@@ -122,6 +122,20 @@ def test_a_warning_that_raises_ends_the_block_all_the_same():
     assert hooks_of(model) == hooks
 
 
+def test_blocks_without_gradients_give_back_memory_that_steps_reuse():
+    model = nn.Sequential(nn.Linear(64, 512), nn.GELU())
+    fold = backfold.Controller(model, bits=4, min_bytes=0)
+    x = torch.randn(4096, 64)
+    with fold:
+        loss = model(x).sum()
+    loss.backward()
+    assert backfold._C.bytes_kept_for_reuse() > 0
+    for _ in range(5):
+        with fold, torch.no_grad():
+            model(x)
+    assert backfold._C.bytes_kept_for_reuse() == 0
+
+
 @pytest.mark.usefixtures("deterministic")
 @pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad])
 def test_a_block_without_gradients_after_any_step_changes_nothing(device, mode):

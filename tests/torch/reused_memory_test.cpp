@@ -4,7 +4,9 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cstring>
 #include <thread>
 #include <vector>
@@ -45,6 +47,65 @@ TEST(ReusedMemory, GoesBackWhenStepsDoNotNeedIt) {
     EXPECT_EQ(bytes_kept_for_reuse(), kBytes) << step;
   }
   age_reused_memory();
+  EXPECT_EQ(bytes_kept_for_reuse(), 0);
+}
+
+TEST(ReusedMemory, IsBoundedByWhatStepsHaveInUseAtOnce) {
+  // Sizes that differ from step to step: none fits another, so that each step takes fresh memory.
+  // One has 6 MiB in use at most; without a bound 17.5 are kept.
+  const ReusedMemoryUser user;
+  std::size_t most = 0;
+  for (int step = 0; step < 20; ++step) {
+    age_reused_memory();
+    const std::size_t bytes = kBytes >> (step % 3);
+    for (int i = 0; i < 2; ++i) reused_memory().allocate(bytes + i * bytes / 2);
+    most = std::max(most, bytes_kept_for_reuse());
+  }
+  EXPECT_GT(most, kBytes);
+  EXPECT_LE(most, kBytes * 3 / 2 * 3 / 2);
+}
+
+TEST(ReusedMemory, IsTheSameInEverySteadyStep) {
+  // Packets of four sizes, decoded one by one, the largest first: they have 19.25 MiB in use at
+  // once and need 23.25, as none of the larger ones can be made of the memory of smaller ones.
+  const ReusedMemoryUser user;
+  std::size_t in_all = 0;
+  for (int step = 0; step < 4; ++step) {
+    age_reused_memory();
+    std::vector<c10::DataPtr> packets;
+    std::size_t in_use = 0;
+    const auto check = [&](std::size_t decoded) {
+      const std::size_t now = bytes_kept_for_reuse() + in_use + decoded;
+      if (step == 0) in_all = std::max(in_all, now);
+      if (step > 0) {
+        EXPECT_EQ(now, in_all);
+      }
+    };
+    for (int i = 0; i < 12; ++i) {
+      packets.push_back(reused_memory().allocate(kReusedFrom << (i / 3)));
+      in_use += kReusedFrom << (i / 3);
+      check(0);
+    }
+    while (!packets.empty()) {
+      const std::size_t bytes = kReusedFrom << ((packets.size() - 1) / 3);
+      const c10::DataPtr decoded = reused_memory().allocate(4 * bytes);
+      check(4 * bytes);
+      packets.pop_back();
+      in_use -= bytes;
+      check(4 * bytes);
+    }
+  }
+  EXPECT_EQ(in_all, std::size_t{93} << 18);
+}
+
+TEST(ReusedMemory, GoesBackWhenItIsIdle) {
+  using std::chrono::milliseconds;
+  const ReusedMemoryUser user;
+  reused_memory().allocate(kBytes);
+  give_back_idle_memory(milliseconds(60'000));
+  EXPECT_EQ(bytes_kept_for_reuse(), kBytes);
+  std::this_thread::sleep_for(milliseconds(20));
+  give_back_idle_memory(milliseconds(10));
   EXPECT_EQ(bytes_kept_for_reuse(), 0);
 }
 
