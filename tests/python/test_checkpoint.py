@@ -393,12 +393,14 @@ def test_an_exception_while_running_again_leaves_the_controller_usable(device, r
     assert error(gradients(model, data, fold), plain) < NEAR
 
 
-def test_shapes_that_depend_on_values_keep_the_start_exact(device):
+@pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad])
+def test_shapes_that_depend_on_values_keep_the_start_exact(device, mode):
     # Rounding would route other rows, and the checkpoint would find tensors of other shapes.
     class Routed(Layer):
         def forward(self, x):
             rows = x.flatten(0, 1)
-            chosen = (self.norm(rows)[:, 0] > 0).nonzero().squeeze(1)
+            with mode():
+                chosen = (self.norm(rows)[:, 0] > 0).nonzero().squeeze(1)
             update = self.down(functional.gelu(self.up(rows[chosen])))
             return rows.index_add(0, chosen, update).view_as(x)
 

@@ -147,6 +147,21 @@ def test_a_source_that_changes_in_the_block(device, change, chain):
     assert derived(fold)
 
 
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("change", COUNTED | NOT_COUNTED)
+def test_a_source_that_changes_without_gradients(device, change, mode):
+    case, change = Cast(device), (COUNTED | NOT_COUNTED)[change]
+    expected, fold = case.run(), controller()
+
+    def quietly(x):
+        with mode():
+            change(x)
+
+    for _ in range(2):  # what a kernel calls is seen at first, and skipped then
+        assert_same_bits(case.run(fold, quietly, IN_BLOCK), expected)
+    assert derived(fold)
+
+
 @pytest.mark.parametrize("chain", CHAINS)
 @pytest.mark.parametrize("change", COUNTED)
 def test_a_source_that_changes_after_the_block_is_named(device, change, chain):

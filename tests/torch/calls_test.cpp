@@ -4,10 +4,15 @@
 
 #include <ATen/Functions.h>
 #include <ATen/ThreadLocalState.h>
+#include <ATen/core/grad_mode.h>
 #include <gtest/gtest.h>
+#include <torch/library.h>
 
+#include <algorithm>
+#include <functional>
 #include <string>
 #include <thread>
+#include <vector>
 
 namespace backfold::torch_layer {
 namespace {
@@ -100,6 +105,104 @@ TEST(Calls, AreSeenAgainAfterAKernelThatFailed) {
     }
     observe_writes(nullptr);
   }).join();
+}
+
+thread_local std::vector<const void*> written;
+
+// Where the tensors are that a call is seen to write, without gradients.
+std::vector<const void*> written_by(const std::function<void()>& call) {
+  const at::NoGradGuard no_grad;
+  const CallWatch watch;
+  observe_writes(
+      [](const at::Tensor& tensor) { written.push_back(tensor.storage().unsafeGetStorageImpl()); });
+  written.clear();
+  call();
+  observe_writes(nullptr);
+  return written;
+}
+
+TEST(Calls, WithoutGradientsStillTellOfWrites) {
+  const at::Tensor x = at::ones({4, 4}), y = at::ones({4, 4}), mean = at::zeros({4}),
+                   var = at::ones({4}), gradient = at::ones({4, 4});
+  const auto writes = [](const at::Tensor& tensor, const std::function<void()>& call) {
+    const auto seen = written_by(call);
+    return std::count(seen.begin(), seen.end(), tensor.storage().unsafeGetStorageImpl());
+  };
+  for (int i = 0; i < 3; ++i) {  // what a kernel calls is seen at first, and skipped then
+    EXPECT_GE(writes(x, [&] { x.add_(1); }), 1);
+    EXPECT_GE(writes(x, [&] { x.copy_(y); }), 1);
+    EXPECT_GE(writes(x, [&] { x.view({16}).slice(0, 2).zero_(); }), 1);
+    EXPECT_GE(writes(y, [&] { at::_foreach_add_({x, y}, 1); }), 1);
+    EXPECT_GE(writes(y, [&] { at::add_out(const_cast<at::Tensor&>(y), x, x); }), 1);
+    EXPECT_GE(writes(x, [&] { x.index_put_({at::ones({4, 4}, at::kBool)}, at::ones({})); }), 1);
+    const auto norm = [&] { at::batch_norm(x, {}, {}, mean, var, true, 0.1, 1e-5, false); };
+    EXPECT_GE(writes(mean, norm), 1);  // a schema that says it writes nothing
+    EXPECT_GE(writes(var, norm), 1);
+    EXPECT_EQ(
+        writes(x, [&] { at::_fused_sgd_({x}, {gradient}, {}, 0, 0, 0.1, 0, false, false, true); }),
+        1);
+    EXPECT_EQ(writes(x, [&] { at::add(x, y); }), 0);
+  }
+}
+
+TEST(Calls, WithoutGradientsStillTellOfDecisionsAndCopies) {
+  static thread_local int decisions, copies;
+  const at::NoGradGuard no_grad;
+  const CallWatch watch;
+  const at::Tensor x = at::ones({4, 4}), mask = x > 0, places = at::zeros({2}, at::kLong);
+  observe_decisions([] { ++decisions; });
+  observe_copies([](const at::Tensor& source, const at::Tensor& copy) {
+    copies += source.scalar_type() == at::kFloat && copy.scalar_type() == at::kBFloat16;
+  });
+  for (int i = 0; i < 3; ++i) {
+    decisions = copies = 0;
+    at::nonzero(x);
+    EXPECT_GE(decisions, 1);
+    decisions = 0;
+    x.index({mask});
+    EXPECT_GE(decisions, 1);
+    decisions = 0;
+    x.index({places});
+    EXPECT_EQ(decisions, 0);
+    x.to(at::kBFloat16);
+    EXPECT_EQ(copies, 1);
+  }
+  observe_decisions(nullptr);
+  observe_copies(nullptr);
+}
+
+thread_local std::size_t tensors_inside = 0, arguments_inside = 0;
+
+at::Tensor look_inside(const at::Tensor& x, double) {
+  tensors_inside = running_call()->tensors.size();
+  return x.clone();
+}
+
+TORCH_LIBRARY(backfold_calls_test, library) {
+  library.def("inside(Tensor x, float number) -> Tensor", look_inside);
+}
+
+TEST(Calls, WithoutGradientsAreKnownToWhoMaySaveInside) {
+  // An operator of another library may turn gradients on again, and save what it was given.
+  const auto inside = c10::Dispatcher::singleton()
+                          .findSchemaOrThrow("backfold_calls_test::inside", "")
+                          .typed<at::Tensor(const at::Tensor&, double)>();
+  const at::NoGradGuard no_grad;
+  const CallWatch watch;
+  tensors_inside = 0;
+  inside.call(at::ones({4}), 1);
+  EXPECT_EQ(tensors_inside, 1);
+}
+
+TEST(Calls, WithoutGradientsAreShownToObservers) {
+  const at::NoGradGuard no_grad;
+  const CallWatch watch;
+  arguments_inside = 0;
+  observe_calls([](const RunningCall& call) { arguments_inside = call.arguments.size(); }, nullptr);
+  at::neg(at::ones({4}));
+  observe_calls(nullptr, nullptr);
+  EXPECT_EQ(arguments_inside, 1);
+  EXPECT_EQ(running_call(), nullptr);
 }
 
 TEST(Calls, AreNobodysBusinessWhileUnwatched) {
