@@ -31,6 +31,7 @@ add_library(backfold_torch SHARED
   src/torch/graph_ops.cpp
   src/torch/levels.cpp
   src/torch/listing.cpp
+  src/torch/meeting.cpp
   src/torch/ops.cpp
   src/torch/options.cpp
   src/torch/packet.cpp
@@ -81,6 +82,7 @@ add_library(backfold_torch SHARED
   src/torch/plan/exact_plan.cpp
   src/torch/plan/gradient_sketch.cpp
   src/torch/plan/guard.cpp
+  src/torch/plan/holdings.cpp
   src/torch/plan/limits.cpp
   src/torch/plan/moments.cpp
   src/torch/plan/noise.cpp

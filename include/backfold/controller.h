@@ -78,7 +78,7 @@ struct ControllerOptions {
   bool derive = true;
   // What is kept, folded or not, goes to pinned host memory, or from a CPU to a file in TMPDIR, and
   // comes back before backward reads it: all of it, which a budget counts all the same, or nothing.
-  // None: only what a budget is not kept without, unless several processes plan together.
+  // None: only what a budget is not kept without.
   std::optional<bool> offload = {};
   // Segments of torch's allocator on GPUs grow and shrink (expandable_segments), so that packets in
   // memory that is nearly full leave no gaps too small for the next tensor. A setting of the whole

@@ -40,23 +40,13 @@ std::optional<at::Device> device_of(const State& state) {
   return state.model.parameters.front().tensor.device();
 }
 
-// How long what a plan could have leave takes for it.
-void look_at_link(State& state) {
-  const auto& target = target_of(state.planning);
-  const bool may_send = state.offloading == State::Offloading::kByPlan && !state.together.on() &&
-                        target && target->kind == Target::Kind::kBudget;
-  const auto device = may_send ? device_of(state) : std::nullopt;
-  const auto link = device ? link_of(*device) : std::nullopt;
-  state.planning.reference.ms_per_sent_byte =
-      link ? std::optional(link->ms_per_byte) : std::nullopt;
-}
-
 // Says once, when a plan says how much it is, that a budget is kept by what the user did not ask
 // for.
 void tell_of_sends(State& state) {
   Planning& planning = state.planning;
   const auto& target = target_of(planning);
-  if (!planning.sends || !target || planning.told_sends) return;
+  const bool told = planning.told_sends || (state.together.on() && state.together.rank != 0);
+  if (!planning.sends || !target || told) return;
   const std::int64_t bytes = planning.plan     ? planning.plan->sent_bytes
                              : planning.remade ? planning.remade->sent_bytes
                                                : 0;
@@ -130,7 +120,7 @@ StoreOptions options_now(State& state) {
   options.spares_small =
       planning.target && planning.target->kind == Target::Kind::kBits && !planning.plan;
   if (planning.target) options.bytes_first = planning.target->kind != Target::Kind::kBits;
-  // Processes that plan widths together would need times that they agree on.
+  // Plans of widths are made of tables that say nothing about products (docs/distributed.md).
   if (planning.target && state.together.on()) planning.products = Products::kUnwanted;
   options.products = planning.products != Products::kUnwanted;
   options.times_products = planning.products == Products::kWanted && !state.probing.owns_blocks();
@@ -215,6 +205,16 @@ void replan(State& state) {
   if (!plan_samples(*state.sites, state.policy)) state.planning.scores = Planning::Scores::kWanted;
 }
 
+void look_at_link(State& state) {
+  const auto& target = target_of(state.planning);
+  const bool may_send = state.offloading == State::Offloading::kByPlan && target &&
+                        target->kind == Target::Kind::kBudget;
+  const auto device = may_send ? device_of(state) : std::nullopt;
+  const auto link = device ? link_of(*device) : std::nullopt;
+  state.planning.reference.ms_per_sent_byte =
+      link ? std::optional(link->ms_per_byte) : std::nullopt;
+}
+
 void settle_products(State& state) {
   Planning& planning = state.planning;
   using Products = Planning::Products;
@@ -223,6 +223,10 @@ void settle_products(State& state) {
   if (!timed && !std::exchange(planning.marks_anew, false)) return;
   if (planning.exact && !is_known(planning.reference, *planning.exact)) {
     planning.products = Products::kWanted;  // its backward did not run
+    return;
+  }
+  if (planning.exact && state.together.on()) {
+    planning.products = Products::kRead;
     return;
   }
   if (planning.exact) {

@@ -81,8 +81,14 @@ struct Planning {
   // Bytes that a controller of exact tensors has to keep to. It makes no other plan.
   std::optional<Target> exact;
   // What running products again would take: nobody asks, the next step says, the last one has said,
-  // a plan was made of it.
-  enum class Products { kUnwanted, kWanted, kTimed, kPlanned } products = Products::kUnwanted;
+  // a plan was made of it. Of several processes: this one knows, and they have yet to plan.
+  enum class Products {
+    kUnwanted,
+    kWanted,
+    kTimed,
+    kPlanned,
+    kRead
+  } products = Products::kUnwanted;
   std::optional<RemadePlan> remade;
   bool sends = false;  // what some sites keep, for a budget
   PeakKeeping peak;
@@ -169,8 +175,11 @@ PlanSummary plan_for(const Target& target, SiteTable& sites, const StepReference
                      std::int64_t step, std::optional<double> energy);
 // Puts a plan that was made for the controller's sites into force.
 void adopt_plan(State& state, PlanSummary plan);
-// Plans what products make again if a step has timed them.
+// Plans what products make again if a step has timed them. Where several processes plan, only reads
+// these times: plan_exactly_together() does the rest.
 void settle_products(State& state);
+// Writes how long what a plan could have leave takes for it to the reference.
+void look_at_link(State& state);
 // Plans the widths of samples if a step has taken the scores that were wanted.
 void settle_scores(State& state);
 

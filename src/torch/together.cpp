@@ -10,6 +10,7 @@
 
 #include "torch/introduction.h"
 #include "torch/json/state.h"
+#include "torch/meeting.h"
 #include "torch/plan/bundles.h"
 #include "torch/plan/combine.h"
 #include "torch/plan/sample_plan.h"
@@ -21,38 +22,6 @@ namespace {
 // Turns in a row that may fail because some process saved nothing.
 constexpr int kMostFruitless = 8;
 constexpr std::int64_t kMostBetweenLooks = 100;
-
-// What every process has to say under this heading, in the order of ranks.
-std::vector<Json> meet(State& state, const char* about, Json message) {
-  Together& together = state.together;
-  message["about"] = about;
-  message["entry"] = together.entries;
-  // An error's text may be in any encoding.
-  const std::vector<std::string> sent =
-      together.gather(message.dump(-1, ' ', false, Json::error_handler_t::replace));
-  TORCH_CHECK(static_cast<int>(sent.size()) == together.size, "gather must return what each of ",
-              together.size, " processes sent, got ", sent.size(), " answers");
-  std::vector<Json> heard;
-  for (std::size_t rank = 0; rank < sent.size(); ++rank) {
-    Json one = parse_object(sent[rank], "what another process sent");
-    const Fields fields{one, "what another process sent"};
-    const auto theirs = fields.get<std::string>("about");
-    const auto entry = fields.get<std::int64_t>("entry");
-    TORCH_CHECK(theirs == about && entry == together.entries,
-                "the processes are out of step: rank ", together.rank, " is at entry ",
-                together.entries, " of the controller's block and speaks of ", about, ", rank ",
-                rank, " is at entry ", entry, " and speaks of ", theirs,
-                "; each must enter the block equally often with gradients enabled, or plan on its "
-                "own (sync=False)");
-    heard.push_back(std::move(one));
-  }
-  together.last = state.blocks.steps;
-  return heard;
-}
-
-std::string of_rank(std::size_t rank, const std::string& what) {
-  return "rank " + std::to_string(rank) + ": " + what;
-}
 
 // Whether this process has met tensors since the last meeting that no plan knows.
 bool has_met_unknown_sites(const State& state) {
@@ -109,6 +78,12 @@ void count_entry(State& state) {
   }
 }
 
+void plan_next_look(Together& together, bool after_plan) {
+  together.between_looks =
+      after_plan ? kFirstLook : std::min(2 * together.between_looks, kMostBetweenLooks);
+  together.next_look = together.entries + together.between_looks;
+}
+
 Resolution resolve_together(State& state, const Recorded& recorded) {
   Together& together = state.together;
   if (!together.pending) return {};
@@ -155,8 +130,7 @@ bool is_due_together(State& state) {
     return std::any_of(heard.begin(), heard.end(),
                        [what](const Json& one) { return one.at(what).get<bool>(); });
   };
-  together.between_looks = std::min(2 * together.between_looks, kMostBetweenLooks);
-  together.next_look = together.entries + together.between_looks;
+  plan_next_look(together, false);
   if (any("unknown")) return true;
   if (any("larger")) plan_together(state);
   return false;
@@ -164,11 +138,8 @@ bool is_due_together(State& state) {
 
 Outcome plan_together(State& state, const Failure& failure) {
   Planning& planning = state.planning;
-  Json message = tables_as_json({.sites = state.sites->records(),
-                                 .reference = planning.reference,
-                                 .gradient_energy = planning.gradient_energy,
-                                 .steps = state.blocks.steps},
-                                state.policy);
+  look_at_link(state);
+  Json message = tables_as_json(tables_of(state), state.policy);
   message["failure"] = failure.why;
   message["part"] = failure.part;
   const std::vector<Json> heard = meet(state, "what it measured", std::move(message));
@@ -195,6 +166,7 @@ Outcome plan_together(State& state, const Failure& failure) {
   SiteTable agreed;
   agreed.take(combined.weighted());
   const Tables& together = combined.tables;
+  take_holdings(agreed, together.holdings, together.steps);
   adopt_plan(state, plan_for(*planning.target, agreed, together.reference, together.steps,
                              together.gradient_energy));
   planning.scores =
@@ -206,16 +178,16 @@ Outcome plan_together(State& state, const Failure& failure) {
     records[i].scores = at::Tensor();
   }
   state.sites->take_agreed(records);
+  note_sends(state);
   // What it takes from moment to moment goes with where its own tensors are.
   StepReference own = std::exchange(planning.reference, together.reference);
   planning.reference.moments = std::move(own.moments);
   planning.gradient_energy = together.gradient_energy;
   planning.outgrown = false;
   // Errors at few bits depend on the plan in force, so the first plan is made twice.
-  const int uniform = uniform_width(agreed, together.reference, *planning.target, together.steps);
+  const int uniform = width_about(agreed, together.reference, *planning.target, together.steps);
   if (first && uniform < kNoisyBelow) state.turns.again = true;
-  state.together.between_looks = kFirstLook;
-  state.together.next_look = state.together.entries + kFirstLook;
+  plan_next_look(state.together, true);
   return outcome;
 }
 

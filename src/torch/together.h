@@ -15,6 +15,8 @@
 //   now and then         each says whether it has met tensors that the plan does not know: after 10
 //                        entries, then at growing distances up to 100
 //
+// Without rounding nothing is measured but times (exact_together.h).
+//
 // Between meetings nothing is exchanged and nothing waits. A process that fails at its part says so
 // at the meeting instead of staying away.
 
@@ -46,9 +48,10 @@ struct Together {
   bool introduced = false;
   bool pending = false;    // a turn that all processes have begun
   bool dropped = false;    // this one has dropped it, for the sake of a state that was saved
+  bool away = false;       // from meetings, as processes may run out of batches at different times
   std::int64_t begun = 0;  // the entry at which it began
   std::int64_t last = 0;   // the number of this process's steps at the last meeting
-  int fruitless = 0;       // turns in a row in which a process saved nothing
+  int fruitless = 0;       // turns in a row in which a process saved nothing, or has timed nothing
 
   // Saved with the state.
   std::int64_t entries = 0;
@@ -95,6 +98,9 @@ void join(State& state, int rank, int size, Gather gather);
 // Counts an entry, and introduces the processes to each other at the first. Raises ValueError that
 // names what differs between their models or options.
 void count_entry(State& state);
+
+// Says when they look again for what is new: soon after a plan, then less and less often.
+void plan_next_look(Together& together, bool after_plan);
 
 // What all processes do about the turn that waits.
 Resolution resolve_together(State& state, const Recorded& recorded);

@@ -114,6 +114,45 @@ TEST(Combine, PlansForTheProcessThatTakesMostBesides) {
   EXPECT_EQ(combined.sites[0].stay.until, 1);
 }
 
+TEST(Combine, BytesLeaveAsSlowlyAsWhereTheyTakeLongestOrNotAtAll) {
+  Tables first = process({site("a", table({{2, 1}}))});
+  Tables second = process({site("a", table({{2, 1}}))});
+  first.reference.ms_per_sent_byte = 2;
+  EXPECT_FALSE(combine({first, second}).tables.reference.ms_per_sent_byte);
+  second.reference.ms_per_sent_byte = 3;
+  EXPECT_EQ(combine({first, second}).tables.reference.ms_per_sent_byte, 3);
+}
+
+TEST(Combine, WhatIsStuckInOneProcessIsStuck) {
+  const Tables first = process({site("a", table({{2, 1}}))});
+  Tables second = process({site("a", table({{2, 1}}))});
+  EXPECT_FALSE(combine({first, second}).tables.sites[0].stuck);
+  second.sites[0].stuck = true;
+  EXPECT_TRUE(combine({first, second}).tables.sites[0].stuck);
+}
+
+TEST(Combine, KeepsTheOrderOfForwardOfTheLargestStep) {
+  // What is saved first leaves first.
+  Tables large = process({site("z", table({{2, 1}})), site("b", table({{2, 1}}))}, 300);
+  large.holdings = {{.site = "z", .saves = 1, .held_bytes = 5}};
+  const Tables combined =
+      combine({process({site("c", table({{2, 1}})), site("b", table({{2, 1}}))}), large}).tables;
+  std::string order;
+  for (const SiteRecord& record : combined.sites) order += record.name;
+  EXPECT_EQ(order, "zbc");
+  ASSERT_EQ(combined.holdings.size(), 1U);
+  EXPECT_EQ(combined.holdings[0].held_bytes, 5);
+}
+
+TEST(Combine, LeavesOutWhatProductsTakeInProcessesThatWereAlone) {
+  Tables first = process({site("a", table({{2, 1}}))});
+  first.sites[0].remaking.emplace();
+  first.sites[0].remade = true;
+  const Tables combined = combine({first, first}).tables;
+  EXPECT_FALSE(combined.sites[0].remaking);
+  EXPECT_FALSE(combined.sites[0].remade);
+}
+
 TEST(Combine, KeepsTablesOfOneSiteForDifferentPacketsApart) {
   SiteRecord product = site("p", table({{2, 1}}));
   product.root = "a";

@@ -317,6 +317,9 @@ void SiteTable::take_agreed(const std::vector<SiteRecord>& records) {
     site.choice = record.choice;
     site.tried |= record.tried;
     site.shares = record.shares;
+    site.remade = record.remade;
+    site.sent = record.sent;
+    site.stuck = record.stuck;
   }
 }
 

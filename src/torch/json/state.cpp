@@ -213,13 +213,54 @@ void take_state(State& state, std::string_view json) {
   state.turns.whole = read.turns->whole;
 }
 
+namespace {
+
+Json holdings_as_json(const std::vector<Holding>& holdings) {
+  Json list = Json::array();
+  for (const Holding& one : holdings)
+    list.push_back({{"site", one.site},
+                    {"saves", one.saves},
+                    {"held", one.held_bytes},
+                    {"remade", one.remade_bytes},
+                    {"kind", static_cast<int>(one.kind)},
+                    {"packs", one.packs}});
+  return list;
+}
+
+std::vector<Holding> holdings_from_json(const Json& json, const char* what) {
+  std::vector<Holding> holdings;
+  for (const Json& one : json) {
+    const Fields fields{one, what};
+    holdings.push_back({.site = fields.get<std::string>("site"),
+                        .saves = fields.get<std::int64_t>("saves"),
+                        .held_bytes = fields.get<std::int64_t>("held"),
+                        .remade_bytes = fields.get<std::int64_t>("remade"),
+                        .kind = static_cast<Kind>(fields.get<int>("kind")),
+                        .packs = fields.get<bool>("packs")});
+  }
+  return holdings;
+}
+
+}  // namespace
+
+Tables tables_of(const State& state) {
+  return {.sites = state.sites->records(),
+          .reference = state.planning.reference,
+          .gradient_energy = state.planning.gradient_energy,
+          .steps = state.blocks.steps,
+          .holdings = holdings_of(*state.sites, state.blocks.steps)};
+}
+
 Json tables_as_json(const Tables& tables, const Policy& policy) {
   std::vector<SiteRecord> sites = tables.sites;
   for (SiteRecord& site : sites) site.ranges = site.norms = at::Tensor();
-  Json json = {
-      {"steps", tables.steps},
-      {"gradient_energy", tables.gradient_energy ? as_json(*tables.gradient_energy) : Json()},
-      {"sites", records_as_json(sites, policy)}};
+  const auto& energy = tables.gradient_energy;
+  const auto& link = tables.reference.ms_per_sent_byte;
+  Json json = {{"steps", tables.steps},
+               {"gradient_energy", energy ? as_json(*energy) : Json()},
+               {"sites", records_as_json(sites, policy)},
+               {"holdings", holdings_as_json(tables.holdings)},
+               {"ms_per_sent_byte", link ? as_json(*link) : Json()}};
   put_reference(json, tables.reference);
   return json;
 }
@@ -232,6 +273,9 @@ Tables tables_from_json(const Json& json, const Policy& policy) {
   if (!fields["gradient_energy"].is_null())
     tables.gradient_energy = as_number(fields["gradient_energy"], fields.what);
   tables.sites = records_from_json(fields["sites"], policy);
+  tables.holdings = holdings_from_json(fields["holdings"], fields.what);
+  if (!fields["ms_per_sent_byte"].is_null())
+    tables.reference.ms_per_sent_byte = as_number(fields["ms_per_sent_byte"], fields.what);
   return tables;
 }
 

@@ -24,8 +24,9 @@ std::string plan_as_json(const State& state);
 // Uses the widths of the plan, and measures nothing from now on. Raises like take_state().
 void take_plan(State& state, std::string_view json);
 
-// What this process measured, for the others that train the model with it. What codecs remember is
-// left out, but for the scores that plans read.
+// What this process knows, and the same for the others that train the model with it. What codecs
+// remember is left out, but for the scores that plans read.
+Tables tables_of(const State& state);
 Json tables_as_json(const Tables& tables, const Policy& policy);
 Tables tables_from_json(const Json& json, const Policy& policy);
 

@@ -110,6 +110,9 @@ SiteRecord combined(const std::vector<Voice>& voices, const SiteRecord* largest,
   const SiteRecord& first = *(leader == voices.end() ? voices.front() : *leader).record;
   SiteRecord record = first;
   record.ranges = record.norms = at::Tensor();
+  record.remaking.reset();
+  record.made_from.clear();
+  record.remade = record.runs_products = false;
   record.scores = all_scores(voices);
   record.last_step = -1;
   const auto mean_for = [&](const std::string& root) {
@@ -126,6 +129,7 @@ SiteRecord combined(const std::vector<Voice>& voices, const SiteRecord* largest,
     record.served_floor = std::max(record.served_floor, voice.record->served_floor);
     record.zero_exact |= voice.record->zero_exact;
     record.tried &= voice.record->tried;
+    record.stuck |= voice.record->stuck;
     if (record.reference.elements == 0) record.reference = voice.record->reference;
   }
   if (largest && largest->reference.elements > 0) record.reference = largest->reference;
@@ -139,13 +143,21 @@ std::int64_t most_of(const std::vector<std::int64_t>& moments) {
   return moments.empty() ? 0 : *std::max_element(moments.begin(), moments.end());
 }
 
-// Of steps that save the same, the one that takes more besides.
+}  // namespace
+
 bool is_larger(const StepReference& one, const StepReference& other) {
   if (one.saved_bytes != other.saved_bytes) return one.saved_bytes > other.saved_bytes;
   return most_of(one.moments) > most_of(other.moments);
 }
 
-}  // namespace
+std::optional<double> slowest_link(const std::vector<Tables>& ranks) {
+  double slowest = 0;
+  for (const Tables& rank : ranks) {
+    if (!rank.reference.ms_per_sent_byte) return std::nullopt;
+    slowest = std::max(slowest, *rank.reference.ms_per_sent_byte);
+  }
+  return slowest;
+}
 
 std::vector<SiteRecord> Combined::weighted() const {
   std::vector<SiteRecord> sites = tables.sites;
@@ -173,18 +185,30 @@ Combined combine(const std::vector<Tables>& ranks) {
   }
   tables.reference = ranks[largest].reference;
   tables.reference.margin = margin;
+  tables.reference.ms_per_sent_byte = slowest_link(ranks);
+  tables.holdings = ranks[largest].holdings;
   if (known > 0) tables.gradient_energy = energy / static_cast<double>(known);
   std::map<std::string, std::vector<Voice>> sites;
   std::map<std::string, const SiteRecord*> of_largest;
-  for (std::size_t rank = 0; rank < ranks.size(); ++rank)
-    for (const SiteRecord& record : ranks[rank].sites) {
-      if (record.own) sites[record.name].push_back({&record, ranks[rank].steps});
-      if (rank == largest) of_largest.emplace(record.name, &record);
+  std::vector<const std::string*> order;
+  for (const SiteRecord& record : ranks[largest].sites) {
+    of_largest.emplace(record.name, &record);
+    order.push_back(&record.name);
+  }
+  for (const Tables& rank : ranks)
+    for (const SiteRecord& record : rank.sites) {
+      if (!record.own) continue;
+      std::vector<Voice>& voices = sites[record.name];
+      if (voices.empty() && !of_largest.contains(record.name)) order.push_back(&record.name);
+      voices.push_back({&record, rank.steps});
     }
-  for (const auto& [name, voices] : sites) {
-    const auto found = of_largest.find(name);
-    tables.sites.push_back(
-        combined(voices, found == of_largest.end() ? nullptr : found->second, tables.steps));
+  for (const std::string* name : order) {
+    const auto found = sites.find(*name);
+    if (found == sites.end()) continue;  // of a process that is no more
+    const std::vector<Voice>& voices = found->second;
+    const auto largest_has = of_largest.find(*name);
+    tables.sites.push_back(combined(
+        voices, largest_has == of_largest.end() ? nullptr : largest_has->second, tables.steps));
     result.shares.push_back(static_cast<double>(voices.size()) / static_cast<double>(ranks.size()));
   }
   return result;

@@ -15,6 +15,9 @@
 //              what a single one plans for; sites that only others have are added with theirs
 //   moments    those of the same process: of several whose steps save as much, the one that takes
 //              most besides, so that all keep to the peak that the worst can keep
+//   holdings   those of the same process, for what leaves; a byte takes as long for it as in the
+//              process where it takes longest, and nothing leaves where one has nowhere to send it.
+//              What did not all leave in one process stays in all
 //
 // Everything here depends on the measurements alone, in the order of ranks, so that all processes
 // come to the same result.
@@ -27,6 +30,7 @@
 #include <vector>
 
 #include "torch/capture/site.h"
+#include "torch/plan/holdings.h"
 #include "torch/plan/plan.h"
 
 namespace backfold::torch_layer {
@@ -37,11 +41,14 @@ struct Tables {
   StepReference reference;
   std::optional<double> gradient_energy;
   std::int64_t steps = 0;
+  std::vector<Holding> holdings = {};  // of the last of these steps
 };
 
 struct Combined {
-  // Sites by name. Errors are means over the processes that have the site, so that they can be
-  // combined again: a process that measures nothing new brings them along the next time.
+  // Sites in the order in which the process with the largest step has found them, then those that
+  // others have. What products take is left out. Errors are means over the processes that have the
+  // site, so that they can be combined again: a process that measures nothing new brings them along
+  // the next time.
   Tables tables;
   std::vector<double> shares;  // of the processes that have each site
 
@@ -51,6 +58,13 @@ struct Combined {
 
 // `ranks` has at least one entry.
 Combined combine(const std::vector<Tables>& ranks);
+
+// Whether one step is larger than another: of steps that save the same, the one that takes more
+// besides.
+bool is_larger(const StepReference& one, const StepReference& other);
+// How long a byte takes to leave and come back where that takes longest; none where a process has
+// nowhere to send it.
+std::optional<double> slowest_link(const std::vector<Tables>& ranks);
 
 }  // namespace backfold::torch_layer
 
