@@ -27,6 +27,7 @@ add_library(backfold_torch SHARED
   src/torch/calibrate.cpp
   src/torch/controller.cpp
   src/torch/device_memory.cpp
+  src/torch/exact_together.cpp
   src/torch/introduction.cpp
   src/torch/graph_ops.cpp
   src/torch/levels.cpp
@@ -79,6 +80,7 @@ add_library(backfold_torch SHARED
   src/torch/peak.cpp
   src/torch/plan/bundles.cpp
   src/torch/plan/combine.cpp
+  src/torch/plan/exact_agreement.cpp
   src/torch/plan/exact_plan.cpp
   src/torch/plan/gradient_sketch.cpp
   src/torch/plan/guard.cpp

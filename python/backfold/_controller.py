@@ -196,6 +196,7 @@ class Controller:
         self._joined = False  # the other processes, if there are any
         self._list_model()
         self._probes: Probes | None = None
+        self._plans_exactly = self._core.exact and given is None
         if given is not None:
             self._core.load_plan(given)
         elif self._core.adaptive:
@@ -207,7 +208,8 @@ class Controller:
         if self._joined or not is_distributed():
             return
         processes = Processes(group_of(self._model, self._sync) if self._sync else None)
-        together = self._sync is not False and self._probes is not None
+        plans = self._probes is not None or self._plans_exactly
+        together = self._sync is not False and plans
         self._core.join(processes.rank, processes.size, processes.gather if together else None)
         self._joined = True
 
@@ -272,7 +274,9 @@ class Controller:
         if self._model is not None and (self._core.stale or self._sharded_since()):
             self._list_model()
         try:
-            if self._probes is not None and not is_uneven(self._model):
+            plans = self._probes is not None or (self._plans_exactly and self._joined)
+            self._core.stay_away(uneven := plans and is_uneven(self._model))
+            if self._probes is not None and not uneven:
                 self._probes.before_step()
             watch = self._core.wants_modules(program_compiles())
             hooks = graph_hooks(self._core.graph_rules(), self._kept)

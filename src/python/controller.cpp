@@ -271,7 +271,12 @@ class PyController {
   bool unmet_samples() { return controller_.state().blocks.unmet_samples; }
   void sample_ids(const at::Tensor& ids, std::int64_t count) { controller_.sample_ids(ids, count); }
 
+  // Processes may run out of batches at different times, and do not meet.
+  void stay_away(bool away) { controller_.state().together.away = away; }
+
   bool adaptive() { return controller_.state().planning.target.has_value(); }
+  // Whether a target is kept without rounding.
+  bool exact() { return controller_.state().planning.exact.has_value(); }
   bool stale() { return controller_.state().model.unknown_modules; }
   std::int64_t steps() const { return controller_.steps(); }
   Report report() const { return controller_.report(); }
@@ -371,9 +376,11 @@ void add_controller(py::module_& module) {
       .def("plan", &PyController::plan)
       .def("sample_ids", &PyController::sample_ids)
       .def("join", &PyController::join)
+      .def("stay_away", &PyController::stay_away)
       .def("load_plan", &PyController::load_plan)
       .def_property_readonly("unmet_samples", &PyController::unmet_samples)
       .def_property_readonly("adaptive", &PyController::adaptive)
+      .def_property_readonly("exact", &PyController::exact)
       .def_property_readonly("stale", &PyController::stale)
       .def_property_readonly("steps", &PyController::steps);
 }

@@ -10,6 +10,7 @@
 
 #include "torch/calibrate.h"
 #include "torch/capture/entry.h"
+#include "torch/exact_together.h"
 #include "torch/json/state.h"
 #include "torch/listing.h"
 #include "torch/options.h"
@@ -75,6 +76,7 @@ void Controller::sample_ids(const at::Tensor& ids, std::int64_t count) {
 Controller::Scope Controller::enter() {
   if (state_->blocks.entered.exchange(true)) torch_layer::refuse_entered(*state_);
   try {
+    torch_layer::plan_exactly_together(*state_);
     return Scope(state_, std::make_unique<Entry>(state_));
   } catch (...) {
     state_->blocks.entered = false;

@@ -24,21 +24,22 @@ Json reasons(const std::vector<Policy::NamedRule>& rules) {
 }  // namespace
 
 Json introduction_of(const State& state) {
-  const Target& target = *state.planning.target;
+  const Planning& planning = state.planning;
+  const Target& target = planning.target ? *planning.target : *planning.exact;
   Json parameters = Json::object();
   for (const Parameter& parameter : state.model.parameters)
     if (!parameter.buffer)
       parameters[state.sites->landmark_name(parameter.landmark)] = describe(parameter.tensor);
   const auto& every = state.turns.schedule.every;
-  return {{"options",
-           {{name_of(target.kind), target.value},
-            {"probe_steps", state.turns.schedule.steps},
-            {"probe_every", every ? Json(*every) : Json()},
-            {"replay", state.turns.replays},
-            {"derive", state.options.derive},
-            {"codec", reasons(state.policy.rules())},
-            {"menu", reasons(state.policy.menu())}}},
-          {"parameters", parameters}};
+  Json options = {{name_of(target.kind), target.value},
+                  {"probe_steps", state.turns.schedule.steps},
+                  {"probe_every", every ? Json(*every) : Json()},
+                  {"replay", state.turns.replays},
+                  {"derive", state.options.derive},
+                  {"codec", reasons(state.policy.rules())},
+                  {"menu", reasons(state.policy.menu())}};
+  if (!planning.target) options["bits"] = nullptr;  // it rounds nothing
+  return {{"options", options}, {"parameters", parameters}};
 }
 
 std::string difference_between(const Json& first, const Json& other, std::size_t rank) {

@@ -9,11 +9,28 @@ import pytest
 import torch
 from processes import returned, run
 from test_offload import perceptron, settled
-from torch import distributed
+from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
 if not distributed.is_available() or not distributed.is_gloo_available():
     pytest.skip("this torch has no gloo", allow_module_level=True)
+
+
+class Keeps(nn.Module):
+    """The program of rank 1 also holds what some layers save, so that it cannot leave there."""
+
+    def __init__(self, body: nn.Sequential) -> None:
+        super().__init__()
+        self.body = body
+        self.kept: list[torch.Tensor] = []
+
+    def forward(self, x):
+        self.kept = []
+        for layer in self.body:
+            if isinstance(layer, nn.GELU) and distributed.get_rank() == 1 and len(self.kept) < 2:
+                self.kept.append(x)
+            x = layer(x)
+        return x
 
 
 def train(rank, model, x, steps, folds=True, rows=None, **options):
@@ -74,6 +91,29 @@ def test_the_process_with_the_largest_batch_keeps_its_budget_and_so_do_others():
     assert plans[0] == plans[1] and plans[0][-1]["offloaded"]
     for _, _, reports in results:
         assert reports[-1]["held_bytes"] <= budget
+
+
+def keeping(rank, budget, steps):
+    model, x = perceptron()
+    plain, _, _ = train(rank, Keeps(perceptron()[0]), x, steps, folds=False)
+    found, plans, reports = train(rank, Keeps(model), x, steps, budget=budget, bits=None)
+    same = [all(map(torch.equal, *one)) for one in zip(found, plain, strict=True)]
+    return same, plans, reports
+
+
+def test_exact_tensors_that_stay_in_one_process_are_learned_to_stay_in_all():
+    model, x = perceptron()
+    fold = backfold.Controller(model, bits=None)
+    with fold:
+        model(x).square().mean()
+    whole = fold.report().to_dict()["held_bytes"]
+    results = returned(run(keeping, 2, int(0.6 * whole), 14))
+    (same, plans, reports), (others, other_plans, other_reports) = results
+    assert all(same) and all(others)
+    assert plans == other_plans
+    assert plans[1]["offloaded"] and plans[-1] != plans[1]
+    assert other_reports[3]["held_bytes"] > 0.6 * whole  # what was to leave is held
+    assert max(reports[-1]["held_bytes"], other_reports[-1]["held_bytes"]) <= 0.6 * whole
 
 
 def told(rank, budget):

@@ -253,8 +253,9 @@ void Entry::note_reference() {
     reference.moments.clear();
     reference.margin = 0;
   }
-  if (outgrown && planning.products == Planning::Products::kPlanned)
-    planning.products = Planning::Products::kWanted;
+  using Products = Planning::Products;
+  if (outgrown && (planning.products == Products::kPlanned || planning.products == Products::kRead))
+    planning.products = Products::kWanted;
   reference.saved_bytes = saved_bytes_;
   reference.fixed_bytes = reference.unique_bytes = 0;
   for (Site& site : state_->sites->sites()) {

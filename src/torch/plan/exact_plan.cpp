@@ -158,10 +158,23 @@ RemadePlan plan_exactly(SiteTable& sites, const StepReference& reference, const 
     if (excess().bytes > sent) marked.insert(unit.sites.begin(), unit.sites.end());
   }
   for (Site& site : sites.sites()) site.remade = marked.contains(&site);
-  const Remedies remedies = with_sent(sites, marked, excess().bytes, step);
-  send(sites, remedies.sent);
+  send(sites, with_sent(sites, marked, excess().bytes, step).sent);
+  return plan_in_force(sites, reference, step);
+}
+
+bool is_kept(const SiteTable& sites, const StepReference& reference, const Target& target,
+             std::int64_t step) {
+  const Remedies remedies = remedies_now(sites, target);
   const std::int64_t leaving = exact_leaving(sites, remedies, step);
-  RemadePlan plan = remade_by(sites, reference.fixed_bytes - exact_bytes(sites, marked) - leaving);
+  return excess_with(sites, reference, target, remedies.marked).bytes <= leaving;
+}
+
+RemadePlan plan_in_force(const SiteTable& sites, const StepReference& reference,
+                         std::int64_t step) {
+  const Remedies remedies = remedies_now(sites, {.kind = Target::Kind::kBudget});
+  const std::int64_t leaving = exact_leaving(sites, remedies, step);
+  RemadePlan plan =
+      remade_by(sites, reference.fixed_bytes - exact_bytes(sites, remedies.marked) - leaving);
   plan.sent_bytes = leaving;
   return plan;
 }

@@ -18,6 +18,11 @@ namespace backfold::torch_layer {
 RemadePlan plan_exactly(SiteTable& sites, const StepReference& reference, const Target& target,
                         std::int64_t step);
 
+// Whether the marks in force are enough, and what they amount to.
+bool is_kept(const SiteTable& sites, const StepReference& reference, const Target& target,
+             std::int64_t step);
+RemadePlan plan_in_force(const SiteTable& sites, const StepReference& reference, std::int64_t step);
+
 }  // namespace backfold::torch_layer
 
 #endif  // BACKFOLD_TORCH_PLAN_EXACT_PLAN_H_

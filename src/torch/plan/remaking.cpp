@@ -20,7 +20,8 @@ constexpr std::int64_t kPartOnTheWay = 8;
 
 void add_on_the_way(const Site& site, const Marked& marked, Marked& found) {
   const Site* first = site.first_saver;
-  if (!first || !marked.contains(first) || !found.insert(first).second) return;
+  // One that other processes alone can make again may be marked here as well.
+  if (!first || !first->remaking || !marked.contains(first) || !found.insert(first).second) return;
   for (const Site* source : first->remaking->from) add_on_the_way(*source, marked, found);
 }
 
