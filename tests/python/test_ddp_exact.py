@@ -14,6 +14,7 @@ from backfold._processes import Processes
 from processes import Raised, returned, run
 from torch import distributed, nn
 from torch.distributed.algorithms import Join
+from torch.distributed.fsdp import fully_shard
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -60,7 +61,7 @@ def train(whole, fold, rank, steps, rows=lambda rank, step: ROWS, slow=(), after
     found = []
     for step in range(1, steps + 1):
         x = batch(rank, step, rows(rank, step))
-        with Slow(slow) if step == 1 else contextlib.nullcontext():
+        with Slow(slow) if slow and step == 1 else contextlib.nullcontext():
             with fold or contextlib.nullcontext():
                 loss = whole(x).square().mean()
             loss.backward()
@@ -136,6 +137,28 @@ def of_sizes(rank, rows, steps):
 
     train(whole, fold, rank, steps, rows=rows, after=note)
     return plans, held
+
+
+def sharded(rank):
+    warnings.filterwarnings("ignore", message=".*is kept by offloading")
+    found, plans = [], []
+    for folds in (False, True):
+        model = Deep()
+        for part in (*model.layers, model):
+            fully_shard(part)
+        fold = backfold.Controller(model, bits=None, budget=4 * PIECE) if folds else None
+        note = (lambda _, fold=fold: plans.append(fold.plan())) if folds else None
+        steps = train(model, fold, rank, 4, after=note)
+        found.append([[gradient.full_tensor() for gradient in step] for step in steps])
+    same = [all(map(torch.equal, *one)) for one in zip(*found, strict=True)]
+    return same, plans, fold.report().to_dict()["remade"]
+
+
+def test_shards_keep_a_budget_by_offloading_alone():
+    for same, plans, remade in returned(run(sharded, 2)):
+        assert all(same)
+        assert plans[1]["offloaded"] and "remade" not in plans[-1]
+        assert remade["held_bytes"] <= 4 * PIECE < remade["held_bytes"] + remade["sent_bytes"]
 
 
 def uneven_rows(rank, step):
