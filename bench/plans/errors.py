@@ -1,8 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The true error of folding: how far folded gradients are from the plain one, on average."""
+"""The true error of folding: how far folded gradients are from the plain one, on average.
+
+Errors count as they do in plans (src/torch/probe/leaf_weights.h): in relation to the gradient of
+the parameter at which they arrive.
+"""
 
 import contextlib
 import math
+import operator
 import statistics
 import typing
 
@@ -29,16 +34,30 @@ def energy(parts: Gradient) -> float:
     return math.fsum(part.norm().item() ** 2 for part in parts)
 
 
+def weights(plain: Gradient) -> list[float]:
+    """How much a squared error counts at each parameter. The gradient's energy stays what it is."""
+    energies = [part.norm().item() ** 2 for part in plain]
+    counts = [part.numel() for part in plain]
+    shares = [one / count for one, count in zip(energies, counts, strict=True) if one > 0]
+    middle = statistics.median_high(shares)
+    found = [1 / (one + count * middle) for one, count in zip(energies, counts, strict=True)]
+    scale = math.fsum(energies) / math.fsum(map(operator.mul, energies, found))
+    return [scale * weight for weight in found]
+
+
 class Error(typing.NamedTuple):
-    energy: float  # mean squared distance from the plain gradient, over draws
+    energy: float  # mean squared distance from the plain gradient, weighted, over draws
     uncertainty: float  # its relative standard error
     draws: int
 
 
 def distance(case: Case, scope: contextlib.AbstractContextManager, plain: Gradient) -> float:
-    """The energy of one draw."""
+    """The weighted energy of one draw."""
     folded = gradient(case, scope)
-    return math.fsum(torch.dist(a, b).item() ** 2 for a, b in zip(folded, plain, strict=True))
+    return math.fsum(
+        weight * torch.dist(a, b).item() ** 2
+        for weight, a, b in zip(weights(plain), folded, plain, strict=True)
+    )
 
 
 def true_error(case: Case, scope: contextlib.AbstractContextManager, plain: Gradient) -> Error:

@@ -9,9 +9,10 @@
 
 For each model, seed and mean width, bits are chosen in three ways: one width everywhere (uniform),
 a plan from one probe (probe), a plan from two passes per saved tensor (exact). The error is the
-squared distance of a folded gradient from the plain one for the same batch, summed over all
-parameters and averaged over draws of the rounding. On MiniLM a plan is also compared with flat
-groups of 256 and exact sensitivities at equal bytes (flat_groups.py says how).
+squared distance of a folded gradient from the plain one for the same batch, averaged over draws of
+the rounding. At each parameter it counts in relation to the energy of the gradient there, as it
+does in plans. On MiniLM a plan is also compared with flat groups of 256 and exact sensitivities at
+equal bytes (flat_groups.py says how).
 """
 
 import argparse
