@@ -19,7 +19,7 @@ constexpr int kMostCorrections = 8;
 
 const Target* peak_target(const State& state) {
   const Planning& planning = state.planning;
-  const auto& target = planning.target ? planning.target : planning.exact;
+  const auto& target = planning.any_target();
   return target && target->kind == Target::Kind::kPeak ? &*target : nullptr;
 }
 
@@ -66,20 +66,30 @@ void correct(State& state, const Target& target, std::int64_t measured) {
   planning.marks_anew |= planning.exact || (planning.sends && !planning.plan);
 }
 
-// Bytes that a step held, but for those that left, and marks places some of whose did not although
-// they were to.
-std::int64_t held_here(State& state) {
+// Bytes that the last step held and that have left, or are leaving, for a budget.
+std::int64_t sent_bytes(const State& state, const Site& site) {
+  const bool sends = site.sent && state.offloading == State::Offloading::kByPlan;
+  return sends && site.ledger.away ? site.ledger.away->sent.load() : 0;
+}
+
+bool is_held(const State& state, const Site& site) {
+  return site.ledger.step == state.blocks.steps && site.ledger.kind != Kind::kParameter;
+}
+
+// Bytes that it held and that stay on the device.
+std::int64_t held_here(const State& state) {
   std::int64_t held = 0;
-  for (Site& site : state.sites->sites()) {
-    const Ledger& ledger = site.ledger;
-    if (ledger.step != state.blocks.steps || ledger.kind == Kind::kParameter) continue;
-    held += ledger.held_bytes;
-    if (!site.sent || state.offloading != State::Offloading::kByPlan) continue;
-    const std::int64_t sent = ledger.away ? ledger.away->sent.load() : 0;
-    held -= sent;
-    site.stuck |= sent < ledger.held_bytes;
-  }
+  for (const Site& site : state.sites->sites())
+    if (is_held(state, site)) held += site.ledger.held_bytes - sent_bytes(state, site);
   return held;
+}
+
+// Marks places some of whose bytes did not leave although they were to.
+void note_stuck(State& state) {
+  if (state.offloading != State::Offloading::kByPlan) return;
+  for (Site& site : state.sites->sites())
+    if (site.sent && is_held(state, site))
+      site.stuck |= sent_bytes(state, site) < site.ledger.held_bytes;
 }
 
 // What a new plan makes of tensors depends on it: one that was made from an exact tensor may need a
@@ -87,7 +97,7 @@ std::int64_t held_here(State& state) {
 // budget's plan holds is compared as well.
 void settle_budget(State& state) {
   const Planning& planning = state.planning;
-  const auto& target = planning.target ? planning.target : planning.exact;
+  const auto& target = planning.any_target();
   const bool planned = planning.target
                            ? planning.plan
                                  ? planning.plan->step < state.blocks.steps && !planning.outgrown
@@ -96,6 +106,7 @@ void settle_budget(State& state) {
   if (!target || target->kind != Target::Kind::kBudget || !planned ||
       planning.peak.saved_bytes != planning.reference.saved_bytes)
     return;
+  note_stuck(state);
   const std::int64_t held = held_here(state);
   if (static_cast<double>(held) > target->value) correct(state, *target, held);
 }
@@ -112,6 +123,12 @@ void begin_peak(State& state) {
   if (keeping.watched) reset_device_peak(state.blocks.device);
   const auto memory = device_memory(state.blocks.device);
   keeping.peak_before = memory ? memory->peak : 0;
+}
+
+void wait_for_budget(State& state) {
+  if (!state.planning.sends || !state.offloader) return;
+  const auto budget = static_cast<std::int64_t>(state.planning.any_target()->value);
+  state.offloader->make_way(0, std::max<std::int64_t>(0, budget - held_here(state)));
 }
 
 void settle_peak(State& state) {

@@ -32,6 +32,9 @@ struct PeakKeeping {
 
 // The block of a step is about to begin.
 void begin_peak(State& state);
+// The block of a step is over. Where a budget has something leave, waits for as many of the copies
+// under way as would exceed it.
+void wait_for_budget(State& state);
 // Judges the last step, once. Its backward is over, and nothing else has run since.
 void settle_peak(State& state);
 

@@ -30,10 +30,6 @@ int uniform_width_of(const State& state) {
   return uniform_width(*state.sites, planning.reference, *planning.target, state.blocks.steps);
 }
 
-const std::optional<Target>& target_of(const Planning& planning) {
-  return planning.target ? planning.target : planning.exact;
-}
-
 // The device that what is saved leaves.
 std::optional<at::Device> device_of(const State& state) {
   if (state.model.parameters.empty()) return state.blocks.saved_on;
@@ -44,7 +40,7 @@ std::optional<at::Device> device_of(const State& state) {
 // for.
 void tell_of_sends(State& state) {
   Planning& planning = state.planning;
-  const auto& target = target_of(planning);
+  const auto& target = planning.any_target();
   const bool told = planning.told_sends || (state.together.on() && state.together.rank != 0);
   if (!planning.sends || !target || told) return;
   const std::int64_t bytes = planning.plan     ? planning.plan->sent_bytes
@@ -145,7 +141,7 @@ Offload begin_trip(State& state) {
 
 void note_sends(State& state) {
   const auto& sites = state.sites->sites();
-  const auto& target = target_of(state.planning);
+  const auto& target = state.planning.any_target();
   state.planning.sends =
       state.offloading == State::Offloading::kByPlan && target &&
       target->kind == Target::Kind::kBudget &&
@@ -207,7 +203,7 @@ void replan(State& state) {
 }
 
 void look_at_link(State& state) {
-  const auto& target = target_of(state.planning);
+  const auto& target = state.planning.any_target();
   const bool may_send = state.offloading == State::Offloading::kByPlan && target &&
                         target->kind == Target::Kind::kBudget;
   const auto device = may_send ? device_of(state) : std::nullopt;

@@ -93,6 +93,9 @@ struct Planning {
   bool sends = false;  // what some sites keep, for a budget
   PeakKeeping peak;
   bool marks_anew = false;  // without a plan of widths, tensors took more than they were to
+
+  // What is kept to: by widths, or by exact tensors alone.
+  const std::optional<Target>& any_target() const { return target ? target : exact; }
 };
 
 // Adds to a history of bounded length: when it is full, every second entry goes, never the newest.

@@ -95,6 +95,22 @@ def test_rounding_to_a_budget_is_the_same_wherever_packets_are(device, determini
     assert report["held_bytes"] + report["offloaded_bytes"] == other["held_bytes"]
 
 
+@pytest.mark.parametrize("options", [{"bits": None}, {"probe_steps": (2,)}])
+def test_copies_under_way_are_within_the_budget(device, options):
+    model, x = perceptron(device)
+    budget = int(0.55 * lowest_without(model, x, **options))
+    fold, _ = trained(model, x, budget=budget, **options)
+    held = []
+    for _ in range(4):
+        with fold:
+            loss = model(x).square().mean()
+        report = fold.report().to_dict()
+        held.append(report["held_bytes"])
+        assert report["held_bytes"] + report["offloaded_bytes"] > 1.5 * budget
+        loss.backward()
+    assert max(held) <= budget
+
+
 def test_nothing_leaves_where_a_budget_is_kept_anyway(device):
     model, x = perceptron(device)
     _, report = trained(model, x, budget="1GiB", probe_steps=(2,))

@@ -5,11 +5,11 @@
 #include <pthread.h>
 
 #include <algorithm>
-#include <cstring>
 #include <map>
 #include <random>
 #include <thread>
 
+#include "fake_backing.h"
 #include "torch/offload/arena.h"
 #include "torch/offload/file_backing.h"
 #include "torch/offload/offloader.h"
@@ -20,16 +20,6 @@ namespace backfold::torch_layer {
 namespace {
 
 constexpr std::size_t kMiB = 1 << 20;
-
-class HeapSlab : public Slab {
- public:
-  explicit HeapSlab(std::size_t bytes) : Slab(std::malloc(bytes), bytes) {}
-  ~HeapSlab() override { std::free(data()); }
-};
-
-Arena::MakeSlab heap() {
-  return [](std::size_t bytes) { return std::make_unique<HeapSlab>(bytes); };
-}
 
 std::size_t bytes_of(const Room& room) {
   std::size_t bytes = 0;
@@ -144,80 +134,6 @@ TEST(Order, FindsWhatComesNext) {
   EXPECT_EQ(order.window(), 60);  // two of the largest
 }
 
-// Copies end when the test says so, in any order, and fail when it says so.
-class FakeBacking : public Backing {
- public:
-  struct Copy : Transfer {
-    bool has_ended() override { return ended; }
-    void wait() override { end(); }
-    void deliver() override { end(); }
-    std::string failure() override { return why; }
-    void end() {
-      if (ended) return;
-      if (why.empty()) work();
-      ended = true;
-    }
-    std::function<void()> work;
-    bool ended = false, reads = false;
-    std::string why;
-  };
-
-  explicit FakeBacking(std::size_t most) : Backing(heap(), most) {}
-
-  std::shared_ptr<Transfer> write(const at::Tensor& from, const std::optional<c10::Stream>&,
-                                  const Room& to) override {
-    TORCH_CHECK(!refuses, "refused");
-    auto copy = begin(false, fails_to_write);
-    copy->work = [bytes = static_cast<const char*>(from.const_data_ptr()), left = from.nbytes(),
-                  to]() mutable {
-      for (const Extent& extent : to) {
-        const std::size_t count = std::min(left, extent.bytes);
-        std::memcpy(extent.data(), bytes, count);
-        bytes += count;
-        left -= count;
-      }
-    };
-    return copy;
-  }
-  std::shared_ptr<Transfer> read(const Room& from, const at::Tensor& into) override {
-    auto copy = begin(true, fails_to_read);
-    copy->work = [bytes = static_cast<char*>(into.mutable_data_ptr()), left = into.nbytes(),
-                  from]() mutable {
-      for (const Extent& extent : from) {
-        const std::size_t count = std::min(left, extent.bytes);
-        std::memcpy(bytes, extent.data(), count);
-        bytes += count;
-        left -= count;
-      }
-    };
-    return copy;
-  }
-  std::string name() const override { return "a test"; }
-
-  void end_all() {
-    for (const auto& copy : copies) copy->end();
-  }
-  std::size_t under_way() const {
-    return static_cast<std::size_t>(
-        std::count_if(copies.begin(), copies.end(), [](const auto& one) { return !one->ended; }));
-  }
-  std::size_t reads() const {
-    return static_cast<std::size_t>(
-        std::count_if(copies.begin(), copies.end(), [](const auto& one) { return one->reads; }));
-  }
-
-  std::vector<std::shared_ptr<Copy>> copies;
-  bool refuses = false, fails_to_write = false, fails_to_read = false;
-
- private:
-  std::shared_ptr<Copy> begin(bool reads, bool fails) {
-    copies.push_back(std::make_shared<Copy>());
-    copies.back()->reads = reads;
-    if (fails) copies.back()->why = "it was told to";
-    return copies.back();
-  }
-};
-
 constexpr std::int64_t kBytes = 100'001;
 
 at::Tensor payload(int value, std::int64_t bytes = kBytes) {
@@ -307,6 +223,7 @@ TEST_F(OffloaderTest, StaysWhereACopyFails) {
   for (const int kind : {0, 1, 2}) {
     open(kind == 0 ? kBytes - 1 : 256 * kMiB);
     away_->left = 0;
+    away_->sent = 0;
     backing_->refuses = kind == 1;
     backing_->fails_to_write = kind == 2;
     const auto trip = offloader_->begin();
@@ -317,6 +234,7 @@ TEST_F(OffloaderTest, StaysWhereACopyFails) {
     for (int i = 0; i < 5; ++i)
       EXPECT_TRUE(at::equal(parcels[static_cast<std::size_t>(i)]->get(), payload(i)));
     EXPECT_EQ(away_->left, 0);
+    EXPECT_EQ(away_->sent, 0);  // a budget counts them as held
     EXPECT_EQ(backing_->reads(), 0u);
     EXPECT_EQ(backing_->arena().used_bytes(), 0u);
     // The next step works.
@@ -326,13 +244,31 @@ TEST_F(OffloaderTest, StaysWhereACopyFails) {
   }
 }
 
+// What is warned of while one lives.
+class Warnings : public c10::WarningHandler {
+ public:
+  void process(const c10::Warning& warning) override { said.push_back(warning.msg()); }
+  std::vector<std::string> said;
+
+ private:
+  const c10::WarningUtils::WarningHandlerGuard guard_{this};
+};
+
 TEST(Offloader, SaysWhereThereIsNowhereToSendTo) {
   const auto offloader = std::make_shared<Offloader>(
       [](const at::Device&) -> std::unique_ptr<Backing> { TORCH_CHECK(false, "no memory"); });
-  EXPECT_THROW(offloader->require(at::kCPU), c10::Error);
+  try {
+    offloader->require(at::kCPU);
+    ADD_FAILURE() << "there is something to send to";
+  } catch (const c10::Error& error) {
+    EXPECT_STREQ(error.what_without_backtrace(), "no memory");
+  }
+  const Warnings warnings;
   const auto away = std::make_shared<AwayBytes>();
   for (int i = 0; i < 2; ++i)
     EXPECT_EQ(offloader->send(offloader->begin(), 1, payload(1), std::nullopt, away), nullptr);
+  EXPECT_EQ(warnings.said,
+            (std::vector<std::string>{"backfold: nothing is offloaded from cpu: no memory"}));
 }
 
 TEST_F(OffloaderTest, RaisesWhereBytesCannotBeReadAndMayBeAskedAgain) {
@@ -355,6 +291,28 @@ TEST_F(OffloaderTest, RaisesWhereBytesCannotBeReadAndMayBeAskedAgain) {
   EXPECT_TRUE(at::equal(parcel->get(), payload(1)));
 }
 
+// As where there is no memory to read into.
+TEST_F(OffloaderTest, RaisesWhereAReadCannotBeginAndMayBeAskedAgain) {
+  open();
+  const auto trip = offloader_->begin();
+  std::vector<std::shared_ptr<Parcel>> parcels;
+  for (int i = 0; i < 4; ++i) parcels.push_back(send(trip, i));
+  backing_->end_all();
+  offloader_->settle();
+  EXPECT_TRUE(at::equal(parcels[3]->get(), payload(3)));
+  const std::size_t ahead = backing_->reads() - 1;
+  EXPECT_EQ(ahead, 2u);
+  backing_->refuses = true;
+  EXPECT_TRUE(at::equal(parcels[2]->get(), payload(2)));  // is back, and nothing more comes ahead
+  EXPECT_TRUE(at::equal(parcels[1]->get(), payload(1)));
+  for (int i = 0; i < 2; ++i) EXPECT_THROW(parcels[0]->get(), c10::Error);
+  backing_->refuses = false;
+  EXPECT_TRUE(at::equal(parcels[0]->get(), payload(0)));
+  parcels.clear();
+  EXPECT_EQ(backing_->arena().used_bytes(), 0u);
+  step(4);
+}
+
 TEST_F(OffloaderTest, BoundsWhatIsLeaving) {
   open();
   const auto trip = offloader_->begin();
@@ -365,6 +323,20 @@ TEST_F(OffloaderTest, BoundsWhatIsLeaving) {
     most = std::max(most, backing_->under_way());
   }
   EXPECT_EQ(most, 2u);  // 50 without back-pressure
+}
+
+TEST_F(OffloaderTest, WaitsForTheOldestCopiesAndForNoMoreThanItMust) {
+  open();
+  const auto trip = offloader_->begin();
+  const std::vector<std::shared_ptr<Parcel>> parcels = {send(trip, 0), send(trip, 1)};
+  offloader_->make_way(0, 2 * kBytes);
+  EXPECT_EQ(away_->left, 0);
+  offloader_->make_way(0, 2 * kBytes - 1);
+  EXPECT_EQ(away_->left, kBytes);
+  EXPECT_TRUE(backing_->copies[0]->ended);
+  EXPECT_FALSE(backing_->copies[1]->ended);
+  offloader_->make_way(0, 0);
+  EXPECT_EQ(away_->left, 2 * kBytes);
 }
 
 TEST_F(OffloaderTest, HasTheNextOnesBackBeforeTheyAreAskedFor) {

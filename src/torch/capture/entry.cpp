@@ -212,6 +212,7 @@ Entry::~Entry() {
   hook_installer().uninstall();
   try {
     store_.send_references();
+    if (saved_something_ && !state_->probing.owns_blocks()) wait_for_budget(*state_);
   } catch (const std::exception&) {  // they stay
   }
   if (saved_something_) state_->timeline->end_block();

@@ -11,7 +11,7 @@
 namespace backfold::torch_layer {
 
 struct AwayBytes {
-  std::atomic<std::int64_t> sent = 0;  // their copies have begun
+  std::atomic<std::int64_t> sent = 0;  // their copies have begun, and have not failed
   std::atomic<std::int64_t> left = 0;  // and ended
 };
 

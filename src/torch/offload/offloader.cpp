@@ -228,6 +228,7 @@ void Offloader::finish(const Moving& ended, bool ahead) {
           record.trip->away_bytes_ += record.bytes;
         }
       } else {
+        record.away->sent -= record.bytes;
         record.backing->arena().release(std::exchange(record.room, {}));
       }
     }

@@ -112,6 +112,8 @@ class Offloader : public std::enable_shared_from_this<Offloader> {
 
   // Gives up memory whose copies have ended. Waits for nothing.
   void settle();
+  // Waits for the oldest copies, until so many more bytes may be leaving, of `most` at once.
+  void make_way(std::int64_t bytes, std::int64_t most);
 
   // Whether this is a process that was forked: it has neither the memory nor the threads.
   bool is_of_another_process() const;
@@ -127,8 +129,6 @@ class Offloader : public std::enable_shared_from_this<Offloader> {
   // Raises where one cannot be made; the other warns, once, and gives null.
   Backing* backing_of(const at::Device& device);
   Backing* usable_backing_of(const at::Device& device);
-  // Waits until so many more bytes may be leaving.
-  void make_way(std::int64_t bytes, std::int64_t most);
   // A copy has ended. `ahead`: what it was of is about to be asked for.
   void finish(const Moving& ended, bool ahead);
   at::Tensor get(const std::shared_ptr<Record>& record);
