@@ -50,6 +50,14 @@ std::size_t most_pinned() {
   return pages / 4 * 3 * static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
 }
 
+// A stream for copies to and from the arena; raises where that has no memory.
+c10::Stream stream_beside(Arena& arena, const at::Device& device) {
+  const auto room = arena.reserve(1);
+  TORCH_CHECK(room, "offloading needs pinned host memory, which cannot be had: ", arena.why_full());
+  arena.release(*room);
+  return c10::impl::VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device);
+}
+
 class PinnedTransfer : public Transfer {
  public:
   PinnedTransfer(const at::Device& device, const c10::Stream& side)
@@ -71,14 +79,7 @@ class PinnedTransfer : public Transfer {
 }  // namespace
 
 PinnedBacking::PinnedBacking(const at::Device& device)
-    : Backing(pinned_slab, most_pinned()),
-      device_(device),
-      side_(c10::impl::VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device)) {
-  const auto room = arena().reserve(1);
-  TORCH_CHECK(room,
-              "offloading needs pinned host memory, which cannot be had: ", arena().why_full());
-  arena().release(*room);
-}
+    : Backing(pinned_slab, most_pinned()), device_(device), side_(stream_beside(arena(), device)) {}
 
 std::shared_ptr<Transfer> PinnedBacking::copy(const at::Tensor& tensor, const Room& room, bool out,
                                               const c10::Stream& first) {
