@@ -120,6 +120,17 @@ def test_the_mean_of_rounded_gradients_is_the_plain_one(device, name):
     assert relative_error(mean, expected) < 0.4 * single
 
 
+def watch(layer: nn.Module) -> dict:
+    """What the layer's last call was given, and its node of the graph."""
+    seen = {}
+
+    def keep(module, inputs, output):
+        seen["exact"], seen["node"] = inputs[0].detach().clone(), output.grad_fn
+
+    layer.register_forward_hook(keep)
+    return seen
+
+
 @pytest.mark.parametrize("bits", [1, 2, 4, 8])
 def test_zeros_of_a_relu_are_exact(device, bits):
     # By ReLU's own bits: the sign of a rounded input is not that of the input.
@@ -131,12 +142,8 @@ def test_zeros_of_a_relu_are_exact(device, bits):
         nn.Conv2d(16, 16, 3),
         nn.Conv2d(16, 4, 1),
     ).to(device)
-    x, seen, fold = leaf(*IMAGES, device=device).detach(), {}, controller(bits, model)
-
-    def keep(module, inputs, output):
-        seen["exact"], seen["node"] = inputs[0].detach().clone(), output.grad_fn
-
-    model[3].register_forward_hook(keep)
+    x, fold = leaf(*IMAGES, device=device).detach(), controller(bits, model)
+    seen = watch(model[3])
     for _ in range(3):  # what else reads the sign is learned
         with fold:
             loss = model(x).square().mean()
@@ -162,12 +169,8 @@ def test_slopes_of_a_leaky_relu_are_exact(device, bits, in_place):
         nn.LeakyReLU(slope, inplace=in_place),
         nn.Conv2d(16, 4, 1),
     ).to(device)
-    x, seen, fold = leaf(*IMAGES, device=device).detach(), {}, controller(bits, model)
-
-    def keep(module, inputs, output):
-        seen["exact"], seen["node"] = inputs[0].detach().clone(), output.grad_fn
-
-    model[3].register_forward_hook(keep)
+    x, fold = leaf(*IMAGES, device=device).detach(), controller(bits, model)
+    seen = watch(model[3])
     with fold:
         loss = model(x).square().mean()
     place = sites(fold, module="3", slot="input")[0]
