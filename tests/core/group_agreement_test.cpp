@@ -113,9 +113,9 @@ TEST(GroupAgreement, ForAnyNumberOfThreads) {
 
 // Large ones bypass the caches, in another code path.
 TEST(GroupAgreement, ForDestinationsLargerThanTheCaches) {
-  const std::int64_t chosen = core::streamed_bytes().exchange(4 << 20);
+  const std::int64_t chosen = core::streamed_bytes().exchange(1 << 20);
   for (const ElementType type : kFloatTypes) {
-    const auto count = static_cast<std::int64_t>((5u << 20) / size_of(type)) + 77;
+    const auto count = static_cast<std::int64_t>((5u << 18) / size_of(type)) + 77;
     for (const std::size_t offset : {0, 1})
       ASSERT_NO_FATAL_FAILURE(
           expect_agreement({.type = type, .bits = 3}, Kind::kNormal, count, 0, offset));
