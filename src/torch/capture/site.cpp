@@ -228,6 +228,10 @@ void SiteTable::apply(const SiteRecord& record, Site& site) {
   for (const std::string& name : record.made_from)
     if (const auto source = by_name_.find(name); source != by_name_.end())
       site.remaking->from.push_back(source->second);
+  site.exact_by.clear();
+  for (const std::string& name : record.exact_by)
+    if (const auto source = by_name_.find(name); source != by_name_.end())
+      site.exact_by.push_back(source->second);
   site.memory.reset();
   if (record.ranges.defined() || record.norms.defined() || record.scores.defined()) {
     site.memory = std::make_shared<CodecMemory>();
@@ -275,8 +279,9 @@ std::vector<SiteRecord> SiteTable::records() const {
                        site.remaking,
                        {},
                        site.stay});
-    if (!site.remaking) continue;
     SiteRecord& record = records.back();
+    for (const Site* source : site.exact_by) record.exact_by.push_back(source->name);
+    if (!site.remaking) continue;
     for (const Site* source : site.remaking->from) record.made_from.push_back(source->name);
     record.remaking->from.clear();
     record.remaking->laps.clear();

@@ -177,6 +177,9 @@ struct Site {
   std::optional<Remaking> remaking;
   bool remade = false;
   bool runs_products = false;
+  // Who first saved what products made again and the last save here was made from exactly. While
+  // the plan marks all of them, nothing is kept here; else there is a packet of its own.
+  c10::SmallVector<Site*, 2> exact_by;
   // Whether the plan has what is kept here leave its device; and whether not all of it could when
   // it was to, as something else has the memory, say.
   bool sent = false, stuck = false;
@@ -256,6 +259,7 @@ struct SiteRecord {
   std::optional<Remaking> remaking;  // without laps, and without what it is made from:
   std::vector<std::string> made_from;
   Site::Stay stay = {};
+  std::vector<std::string> exact_by = {};
 };
 
 class SiteTable {

@@ -100,6 +100,7 @@ void take_remaking(const Fields& fields, SiteRecord& record) {
   record.runs_products = fields.get<bool>("runs_products");
   record.sent = fields.get<bool>("sent");
   record.stuck = fields.get<bool>("stuck");
+  record.exact_by = fields.get<std::vector<std::string>>("exact_by");
   if (fields["remaking"].is_null()) return;
   const Fields remaking = fields.within("remaking");
   record.remaking.emplace();
@@ -145,6 +146,7 @@ Json record_as_json(const SiteRecord& record, const Policy& policy) {
           {"sent", record.sent},
           {"stuck", record.stuck},
           {"remaking", remaking_as_json(record)},
+          {"exact_by", record.exact_by},
           {"stay", {record.stay.from, record.stay.read, record.stay.until}},
           {"ranges", tensor_as_json(record.ranges)},
           {"norms", tensor_as_json(record.norms)},

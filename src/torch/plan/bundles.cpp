@@ -99,36 +99,65 @@ Remedies remedies_now(const SiteTable& sites, const Target& target) {
 
 namespace {
 
-bool is_marked(const Site& site, const Marked& marked) {
-  return site.first_saver && marked.contains(site.first_saver);
-}
+// What keeps the values of sites if products make again what is marked.
+class Keepers {
+ public:
+  explicit Keepers(const Marked& marked) : marked_(marked) {}
 
-// Whether it has a packet of its own.
-bool packs(const Site& site, const Marked& marked) {
-  return !is_marked(site, marked) && (!site.root || site.runs_products);
-}
-
-// What keeps a site's values: itself, or what they are made from.
-void add_keepers(Site& site, const Marked& marked, std::vector<Site*>& keepers) {
-  if (packs(site, marked)) {
-    if (std::find(keepers.begin(), keepers.end(), &site) == keepers.end()) keepers.push_back(&site);
-  } else if (is_marked(site, marked) && !site.runs_products) {
-    if (site.first_saver->remaking)
-      for (Site* source : site.first_saver->remaking->from) add_keepers(*source, marked, keepers);
-  } else {
-    if (site.root) add_keepers(*site.root, marked, keepers);
-    for (const Site::Also& other : site.also)
-      if (site.derived) add_keepers(*other.root, marked, keepers);
+  bool is_marked(const Site& site) const {
+    return site.first_saver && marked_.contains(site.first_saver);
   }
-}
+  // Whether it has a packet of its own.
+  bool packs(const Site& site) {
+    return !is_marked(site) && !is_spared(site) && (!site.root || site.runs_products);
+  }
+  // The site itself, or what its values are made from. None where that is exact.
+  void add(Site& site, std::vector<Site*>& keepers) {
+    if (packs(site)) {
+      if (std::find(keepers.begin(), keepers.end(), &site) == keepers.end())
+        keepers.push_back(&site);
+    } else if (is_marked(site) && !site.runs_products) {
+      if (site.first_saver->remaking)
+        for (Site* source : site.first_saver->remaking->from) add(*source, keepers);
+    } else {
+      if (site.root) add(*site.root, keepers);
+      for (const Site::Also& other : site.also)
+        if (site.derived) add(*other.root, keepers);
+    }
+  }
+
+ private:
+  // Whether its tensors are made exactly by what is marked.
+  bool is_spared(const Site& site) {
+    if (site.exact_by.empty()) return false;
+    const auto [known, first] = spared_.try_emplace(&site, false);
+    if (first)
+      known->second = std::all_of(site.exact_by.begin(), site.exact_by.end(),
+                                  [this](const Site* product) { return makes_exactly(*product); });
+    return known->second;
+  }
+  // Whether a product is marked, and nothing that it reads has a packet.
+  bool makes_exactly(const Site& product) {
+    return marked_.contains(&product) && product.remaking &&
+           std::all_of(product.remaking->from.begin(), product.remaking->from.end(),
+                       [this](const Site* source) {
+                         return source->alive || source->reference.elements == 0 ||
+                                is_spared(*source);
+                       });
+  }
+
+  const Marked& marked_;
+  std::map<const Site*, bool> spared_;
+};
 
 }  // namespace
 
 std::vector<Bundle> bundles_of(SiteTable& sites, std::int64_t step, const Marked& marked) {
+  Keepers all(marked);
   std::map<const Site*, std::size_t> index;
   std::vector<Bundle> bundles;
   for (Site& site : sites.sites()) {
-    if (!packs(site, marked) || site.rule != -1 || !is_current(site, step)) continue;
+    if (!all.packs(site) || site.rule != -1 || !is_current(site, step)) continue;
     index.emplace(&site, bundles.size());
     Bundle bundle;
     bundle.root = &site;
@@ -137,7 +166,7 @@ std::vector<Bundle> bundles_of(SiteTable& sites, std::int64_t step, const Marked
   }
   const auto ride = [&](Site& site, Site& from, const Sensitivity& sensitivity) {
     std::vector<Site*> keepers;
-    add_keepers(from, marked, keepers);
+    all.add(from, keepers);
     for (const Site* keeper : keepers) {
       const auto found = index.find(keeper);
       if (found == index.end() || keeper == &site) continue;
@@ -147,8 +176,8 @@ std::vector<Bundle> bundles_of(SiteTable& sites, std::int64_t step, const Marked
     }
   };
   for (Site& site : sites.sites()) {
-    if (packs(site, marked)) continue;
-    if (is_marked(site, marked) && !site.runs_products) {
+    if (all.packs(site)) continue;
+    if (all.is_marked(site) && !site.runs_products) {
       if (is_current(site, step)) ride(site, site, site.sensitivity);
       continue;
     }

@@ -217,6 +217,44 @@ bool Store::stored_for_others(const Tracked& tracked) const {
   return tracked.site && tracked.site->stored_for_others && !options_.products;
 }
 
+namespace {
+
+void add_once(Site* site, c10::SmallVectorImpl<Site*>& sites) {
+  if (std::find(sites.begin(), sites.end(), site) == sites.end()) sites.push_back(site);
+}
+
+// What a value was made from by products, or from such values.
+template <typename Visit>
+void visit_made_by_products(const Value& value, const Visit& visit) {
+  for (const Value::Input& input : value.inputs)
+    if (const auto made = input.value->derived.lock();
+        made && (made->effort().products > 0 || made->effort().of_products))
+      visit(*input.value, made->effort().products > 0);
+}
+
+}  // namespace
+
+void Store::add_packets_instead(const Value& value, c10::SmallVectorImpl<Site*>& sites) const {
+  visit_made_by_products(value, [&](const Value& source, bool) {
+    Site* const site = source.saved ? source.home->site : nullptr;
+    if (site) {
+      add_once(site->derived && site->root ? site->root : site, sites);
+    } else {
+      add_packets_instead(source, sites);
+    }
+  });
+}
+
+void Store::add_products(const Value& value, c10::SmallVectorImpl<Site*>& sites) const {
+  visit_made_by_products(value, [&](const Value& source, bool product) {
+    if (product && source.saved && source.home->site) {
+      add_once(source.home->site, sites);
+    } else {
+      add_products(source, sites);
+    }
+  });
+}
+
 void Store::learn_cut(const Saving& saving, const Value& value, Need need) {
   Site& site = saving.site;
   if (options_.products || site.looks_for_cut == kLooksForCut) return;
@@ -289,7 +327,8 @@ std::optional<Saved> Store::derive(Saving& saving, Tracked& tracked) {
   const std::int64_t instead = known ? 0 : effort.instead();
   if (instead > 0) made->charge(hold_bytes(saving, instead));
   saving.site.runs_products = effort.products > 0;
-  if (saving.site.runs_products) saving.site.last_step = saving.step;
+  const bool by_products = effort.products > 0 || effort.of_products;
+  if (by_products) saving.site.last_step = saving.step;
   if (saving.site.runs_products && !known)
     ledger.remade_bytes += static_cast<std::int64_t>(tensor.storage().nbytes());
   describe(ledger, Kind::kDerived, effort.rounded ? effort.bits : 0, "made again", instead);
@@ -301,8 +340,17 @@ std::optional<Saved> Store::derive(Saving& saving, Tracked& tracked) {
     if (auto* site = const_cast<Site*>(leaf.site);
         site && is_unfolded_by_choice(*site, saving.step))
       if (std::find(roots.begin(), roots.end(), site) == roots.end()) roots.push_back(site);
+  if (effort.of_products && roots.empty() && !need.exact) {
+    c10::SmallVector<Site*, 2> packets;
+    add_packets_instead(*value, packets);
+    roots.assign(packets.begin(), packets.end());
+  }
   note_roots(saving.site, roots);
-  if (saving.site.root || saving.site.runs_products) {
+  if (effort.of_products && need.exact) {
+    saving.site.derived = false;
+    add_products(*value, saving.site.exact_by);
+  }
+  if (saving.site.root || by_products) {
     saving.site.floor = std::max(saving.site.floor, saving.demand.bits);
     count_packet(ledger.apart, tensor, tensor.numel());
   }

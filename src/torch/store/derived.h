@@ -61,6 +61,7 @@ struct Effort {
   bool one_pass = true;                                      // as far as the operators tell
   int bits = 16;                                             // the fewest of a rounded one
   int products = 0;                                          // among the operators
+  bool of_products = false;                                  // some leaf is made by products
   c10::SmallVector<std::shared_ptr<Lap>, 2> laps;            // of those, where they are timed
   // Bytes that are allocated at most while its operators run one after the other, the result
   // included, and of the largest tensor among those.

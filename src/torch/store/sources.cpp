@@ -85,6 +85,7 @@ void Effort::add(const Effort& other) {
   one_pass &= other.one_pass;
   bits = std::min(bits, other.bits);
   products += other.products;
+  of_products |= other.of_products;
   for (const auto& lap : other.laps)
     if (std::find(laps.begin(), laps.end(), lap) == laps.end()) laps.push_back(lap);
 }
@@ -200,6 +201,7 @@ std::optional<Source> Store::source_of(const Value::Input& input, const Need& ne
       if (below.products > 0 && value.saved) {
         effort.add_leaf(made.get(), Effort::Leaf{made->bytes(), false, value.home->site});
         effort.rounded |= below.rounded;
+        effort.of_products = true;
         effort.one_pass = false;
         effort.bits = std::min(effort.bits, below.bits);
         return Source{std::move(made), input.view, input.type, {}, input.position};

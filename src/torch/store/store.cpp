@@ -173,6 +173,7 @@ Saved Store::keep(Saving& saving, const char* why_not, bool tanh) {
     return hold(saving, tracked, Kind::kPassed, "type without a codec");
   if (site.op->compiled)
     return hold(saving, tracked, Kind::kPassed, "saved by a graph of torch.compile");
+  site.exact_by.clear();
   if (auto shared = share(saving, tracked)) {
     site.derived = site.runs_products = false;
     return std::move(*shared);

@@ -155,6 +155,10 @@ class Store {
   std::optional<Saved> derive(Saving& saving, Tracked& tracked);
   // How the tensor's memory could be made again by products, for the next plan.
   void note_remaking(const Saving& saving, const Tracked& tracked);
+  // Sites whose packets the value would be made from if products made nothing again.
+  void add_packets_instead(const Value& value, c10::SmallVectorImpl<Site*>& sites) const;
+  // Who first saved what products made again and the value is made from.
+  void add_products(const Value& value, c10::SmallVectorImpl<Site*>& sites) const;
   // Books what a packet of its own would have taken, `instead` bytes being kept in its place.
   void note_spared(const Saving& saving, Value& value, const Effort& effort, std::int64_t instead);
   // Tells the packets of the tensor's memory that signs are not all that is read of it.
