@@ -148,6 +148,11 @@ RemadePlan plan_exactly(SiteTable& sites, const StepReference& reference, const 
     order.erase(next);
     missing = excess();
   }
+  if (missing.bytes > 0 && reference.margin > 0) {  // which counts as far as a plan is possible
+    StepReference less = reference;
+    less.margin = std::max<std::int64_t>(0, reference.margin - missing.bytes);
+    return plan_exactly(sites, less, target, step);
+  }
   if (missing.bytes > 0) refuse(sites, reference, target, missing.bytes, marked, step);
   // The last one may have spared more than was missing: what takes longest and is not needed stays.
   std::sort(chosen.begin(), chosen.end(), [](const RemakingUnit& a, const RemakingUnit& b) {

@@ -62,7 +62,8 @@ int uniform_width(const SiteTable& sites, const StepReference& reference, const 
   if (target.kind != Target::Kind::kBits && is_known(reference, target)) {
     const Uniform best =
         widest_uniform(sites, reference, target, step, remedies_now(sites, target));
-    if (best.width == 0) refuse(sites, reference, target, best.least, step);
+    if (best.width == 0 && best.least.excess.bytes > reference.margin)
+      refuse(sites, reference, target, best.least, step);
   }
   return width_about(sites, reference, target, step);
 }
@@ -154,8 +155,9 @@ double error_for(const SiteTable& sites, const StepReference& reference, const T
       ->error;
 }
 
-PlanSummary make_plan(SiteTable& sites, const StepReference& reference, const Target& target,
+PlanSummary make_plan(SiteTable& sites, StepReference reference, const Target& target,
                       std::int64_t step, std::optional<double> most, std::optional<double> energy) {
+  reference.margin = possible_margin(sites, reference, target, step);
   Unfolded kept;
   Remedies remedies;
   if (target.kind != Target::Kind::kBits) {

@@ -76,7 +76,8 @@ void mark_until_planned(SiteTable& sites, const StepReference& reference, const 
 // count towards a budget, but not towards a target of bits or ratio.
 // Where a target of bytes cannot be met by widths, or not with an error of a quarter of `energy`,
 // it first marks tensors that products make again, or that leave, as few as are enough.
-PlanSummary make_plan(SiteTable& sites, const StepReference& reference, const Target& target,
+// A margin that makes the target impossible counts only as far as it does not.
+PlanSummary make_plan(SiteTable& sites, StepReference reference, const Target& target,
                       std::int64_t step, std::optional<double> most, std::optional<double> energy);
 
 // The error that a plan for another target would have. Changes nothing.

@@ -85,6 +85,15 @@ Remedies all_remedies(SiteTable& sites, const StepReference& reference, const Ta
   return RemedyList(sites, reference, target, step).all();
 }
 
+std::int64_t possible_margin(SiteTable& sites, const StepReference& reference, const Target& target,
+                             std::int64_t step) {
+  if (reference.margin <= 0) return reference.margin;
+  const Remedies remedies = all_remedies(sites, reference, target, step);
+  Least least;
+  if (solve(sites, reference, target, step, remedies, {}, 1, &least)) return reference.margin;
+  return std::max<std::int64_t>(0, reference.margin - least.excess.bytes);
+}
+
 Remedies remedies_for_plan(SiteTable& sites, const StepReference& reference, const Target& target,
                            std::int64_t step, std::optional<double> most) {
   const RemedyList list(sites, reference, target, step);

@@ -23,6 +23,10 @@ std::optional<Remedies> remedies_for_width(SiteTable& sites, const StepReference
 Remedies all_remedies(SiteTable& sites, const StepReference& reference, const Target& target,
                       std::int64_t step);
 
+// As much of the margin as leaves a plan possible.
+std::int64_t possible_margin(SiteTable& sites, const StepReference& reference, const Target& target,
+                             std::int64_t step);
+
 // Enough for a plan with no more error than `most`, or where there is none, for any plan. Raises
 // ValueError where there is none either.
 Remedies remedies_for_plan(SiteTable& sites, const StepReference& reference, const Target& target,
