@@ -93,7 +93,7 @@ at::Tensor Controller::step(const std::function<at::Tensor()>& forward) {
 
 at::Tensor Controller::step(const std::function<at::Tensor(double)>& forward) {
   TORCH_CHECK_VALUE(forward, "forward must be a function that returns the loss");
-  return torch_layer::run_step(*this, forward, state_->turns.fraction);
+  return torch_layer::run_step(*this, forward, fraction_now(state_->turns));
 }
 
 void Controller::calibrate(const std::function<void()>& step) {

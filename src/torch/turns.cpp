@@ -7,6 +7,7 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
 #include "torch/plan/moments.h"
@@ -111,6 +112,15 @@ ProbeSchedule make_schedule(std::vector<std::int64_t> steps, std::optional<std::
   return {std::move(steps), every};
 }
 
+double fraction_now(const ProbeTurns& turns) { return std::ldexp(turns.fraction, -turns.halved); }
+
+bool try_half(ProbeTurns& turns) {
+  ++turns.halved;
+  const bool worth_it = fraction_now(turns) >= kLeastFraction;
+  turns.again |= worth_it;
+  return worth_it;
+}
+
 bool ProbeSchedule::includes(std::int64_t step) const {
   const std::int64_t last = steps.empty() ? 0 : steps.back();
   if (step <= last || !every) return std::binary_search(steps.begin(), steps.end(), step);
@@ -177,14 +187,19 @@ ProbePart part_to_run_again(const State& state) {
   const auto& sites = state.sites->sites();
   const bool starts =
       std::any_of(sites.begin(), sites.end(), [](const Site& s) { return s.starts; });
-  if (reference.unique_bytes == 0 || !state.planning.target || starts) return {fraction, fraction};
+  const auto afforded = [&](double wanted, double at_most) -> ProbePart {
+    const int halved = state.turns.halved;
+    return {std::ldexp(wanted, -halved), std::ldexp(at_most, -halved)};
+  };
+  if (reference.unique_bytes == 0 || !state.planning.target || starts)
+    return afforded(fraction, fraction);
   const bool bounded = is_of_bytes(*state.planning.target);
   const auto unique = static_cast<double>(reference.unique_bytes);
   const double taken = bounded
                            ? kMostProbedBytes * unique + kMostProbedTensors * largest_tensor(state)
                            : kProbedBytes * unique;
   const double wanted = std::min(fraction, held_bytes_wanted(state) / taken);
-  return {wanted, bounded ? wanted : fraction};
+  return afforded(wanted, bounded ? wanted : fraction);
 }
 
 void cancel_turn(State& state) {
@@ -236,16 +251,12 @@ Outcome finish_turn(State& state, const Replayed& replayed) {
     measured += probe->finish_own(replayed.rest, replayed.moved, state.probing.epsilon,
                                   arriving ? arriving->weights() : LeafWeights());
   if (replayed.energy)
-    state.planning.gradient_energy = energy_of(*replayed.energy, state.turns.fraction);
+    state.planning.gradient_energy = energy_of(*replayed.energy, fraction_now(state.turns));
   if (state.together.on()) return plan_together(state, replayed.failure);
   if (measured > 0) replan(state);
   const Failure& failure = replayed.failure;
   if (failure.why.empty()) return {};
-  if (failure.memory) {
-    state.turns.fraction /= 2;
-    state.turns.again = state.turns.fraction >= kLeastFraction;
-    return {.obstacle = state.turns.again ? "" : failure.why};
-  }
+  if (failure.memory) return {.obstacle = try_half(state.turns) ? "" : failure.why};
   if (failure.part) state.turns.again = true;
   return {.obstacle = failure.part ? "" : failure.why, .whole = failure.part};
 }

@@ -49,12 +49,18 @@ struct ProbeTurns {
   bool again = false;     // it led to nothing and is worth another try
   bool replays = true;    // whether the model's call is run again
   bool whole = false;     // with its whole batch
+  bool marked = false;    // the plan's set of products changed, which led to another probe
+  int halved = 0;         // how often memory did not suffice for the part of the batch
 
-  bool marked = false;   // the plan's set of products changed, which led to another probe
-  bool watches = false;  // the block that is open, or about to be
-  bool waits = false;    // for the backward of a step that was watched
+  bool watches = false;                // the block that is open, or about to be
+  bool waits = false;                  // for the backward of a step that was watched
   std::optional<std::int64_t> warned;  // the step of the last warning about noise
 };
+
+// The part of the batch that is run again now, at most.
+double fraction_now(const ProbeTurns& turns);
+// Memory did not suffice for it: half of it is tried at the next turn, if that is worth it.
+bool try_half(ProbeTurns& turns);
 
 // Whether sensitivities should be measured at this step.
 bool probe_is_due(const State& state, std::int64_t step);

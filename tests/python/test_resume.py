@@ -185,6 +185,26 @@ def test_a_model_that_could_not_be_run_again_is_not_tried_again():
         assert_same(resumed.go(LAST), run.go(LAST))
 
 
+@pytest.mark.parametrize("step", [3, 4, 6])
+def test_a_part_of_the_batch_that_memory_sufficed_for_is_kept_to(step):
+    class Large(Block):
+        def forward(self, x, deep):
+            if torch.is_grad_enabled() and 4 < len(x) < 64:
+                raise torch.OutOfMemoryError("tried to allocate 20.00 GiB")
+            return super().forward(x, deep)
+
+    run = Run("cpu", bits=3.5)
+    run.model.__class__ = Large
+    run.go(step)
+    saved = run.saved()
+    assert saved["fold"]["probe"]["halved"] == 1  # from 6 rows to 4
+    resumed = run.resumed(saved)
+    resumed.model.__class__ = Large
+    assert_same(resumed.go(LAST), run.go(LAST))
+    assert resumed.fold.plan() == run.fold.plan()
+    assert run.saved()["fold"]["probe"]["halved"] == 1
+
+
 def test_loading_drops_a_probe_that_waits(device):
     run = Run(device, bits=3.5)
     run.go(1)

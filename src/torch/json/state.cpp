@@ -58,10 +58,10 @@ Json peak_as_json(const PeakKeeping& peak) {
 }
 
 Json turns_as_json(const ProbeTurns& turns, bool pending) {
-  return {{"last", turns.last},
-          {"again", turns.again || turns.watches || turns.waits || pending},
-          {"replays", turns.replays},
-          {"whole", turns.whole}};
+  return {
+      {"last", turns.last},       {"again", turns.again || turns.watches || turns.waits || pending},
+      {"replays", turns.replays}, {"whole", turns.whole},
+      {"marked", turns.marked},   {"halved", turns.halved}};
 }
 
 Json meetings_as_json(const Together& together) {
@@ -137,6 +137,8 @@ ReadState read(const Json& json, const Policy& policy) {
   read.turns->again = probe.get<bool>("again");
   read.turns->replays = probe.get<bool>("replays");
   read.turns->whole = probe.get<bool>("whole");
+  read.turns->marked = probe.get<bool>("marked");
+  read.turns->halved = probe.get<int>("halved");
   return read;
 }
 
@@ -211,6 +213,8 @@ void take_state(State& state, std::string_view json) {
   state.turns.again = read.turns->again;
   state.turns.replays &= read.turns->replays;
   state.turns.whole = read.turns->whole;
+  state.turns.marked = read.turns->marked;
+  state.turns.halved = read.turns->halved;
 }
 
 namespace {
