@@ -116,8 +116,6 @@ StoreOptions options_now(State& state) {
   options.spares_small =
       planning.target && planning.target->kind == Target::Kind::kBits && !planning.plan;
   if (planning.target) options.bytes_first = planning.target->kind != Target::Kind::kBits;
-  // Plans of widths are made of tables that say nothing about products (docs/distributed.md).
-  if (planning.target && state.together.on()) planning.products = Products::kUnwanted;
   // What a product reads of a shard's parameter is freed when the next operation saves its result.
   options.products = planning.products != Products::kUnwanted && !options.sharded;
   options.times_products = planning.products == Products::kWanted && !state.probing.owns_blocks();

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <exception>
+#include <set>
 #include <utility>
 
 #include "torch/introduction.h"
@@ -13,6 +14,7 @@
 #include "torch/meeting.h"
 #include "torch/plan/bundles.h"
 #include "torch/plan/combine.h"
+#include "torch/plan/remaking.h"
 #include "torch/plan/sample_plan.h"
 #include "torch/state.h"
 
@@ -47,6 +49,21 @@ const char* status_of(const State& state, const Recorded& recorded) {
       return "broken";
   }
   return "nothing";
+}
+
+// Until there is a plan each process decides by what its own products take. All run the same ones
+// again, so that what they measure fits together.
+void share_marks(State& state) {
+  if (state.together.entries != 2 || state.planning.plan ||
+      state.planning.products == Planning::Products::kUnwanted)
+    return;
+  settle_products(state);
+  Json mine = Json::array();
+  for (const Site* site : marked_now(*state.sites)) mine.push_back(site->name);
+  std::set<std::string> remade;
+  for (const Json& one : meet(state, "what its products make again", {{"remade", mine}}))
+    for (const Json& name : one.at("remade")) remade.insert(name.get<std::string>());
+  for (Site& site : state.sites->sites()) site.remade = remade.contains(site.name);
 }
 
 void watch_again(State& state) {
@@ -86,6 +103,7 @@ void plan_next_look(Together& together, bool after_plan) {
 
 Resolution resolve_together(State& state, const Recorded& recorded) {
   Together& together = state.together;
+  share_marks(state);
   if (!together.pending) return {};
   const std::vector<Json> heard =
       meet(state, "the step it watched",
@@ -139,21 +157,27 @@ bool is_due_together(State& state) {
 Outcome plan_together(State& state, const Failure& failure) {
   Planning& planning = state.planning;
   look_at_link(state);
+  settle_products(state);
   Json message = tables_as_json(tables_of(state), state.policy);
   message["failure"] = failure.why;
   message["part"] = failure.part;
+  message["memory"] = failure.memory;
   const std::vector<Json> heard = meet(state, "what it measured", std::move(message));
   Outcome outcome;
   std::vector<Tables> tables;
+  std::string too_much;  // where memory did not suffice
   for (std::size_t rank = 0; rank < heard.size(); ++rank) {
     tables.push_back(tables_from_json(heard[rank], state.policy));
     const auto why = heard[rank].at("failure").get<std::string>();
     if (why.empty()) continue;
-    if (heard[rank].at("part").get<bool>())
+    if (heard[rank].at("memory").get<bool>())
+      too_much = of_rank(rank, why);
+    else if (heard[rank].at("part").get<bool>())
       outcome.whole = state.turns.again = true;
     else if (outcome.obstacle.empty())
       outcome.obstacle = of_rank(rank, why);
   }
+  if (!too_much.empty() && !try_half(state.turns)) outcome.obstacle = too_much;
   const Combined combined = combine(tables);
   const auto& sites = combined.tables.sites;
   const bool measured = std::any_of(sites.begin(), sites.end(), [](const SiteRecord& site) {
@@ -179,6 +203,8 @@ Outcome plan_together(State& state, const Failure& failure) {
   }
   state.sites->take_agreed(records);
   note_sends(state);
+  if (planning.products != Planning::Products::kUnwanted)
+    planning.remade = remade_by(agreed, planning.plan->held_bytes);
   // What it takes from moment to moment goes with where its own tensors are.
   StepReference own = std::exchange(planning.reference, together.reference);
   planning.reference.moments = std::move(own.moments);
@@ -187,6 +213,10 @@ Outcome plan_together(State& state, const Failure& failure) {
   // Errors at few bits depend on the plan in force, so the first plan is made twice.
   const int uniform = width_about(agreed, together.reference, *planning.target, together.steps);
   if (first && uniform < kNoisyBelow) state.turns.again = true;
+  // So do those of what products make again, from other packets than before. Once, as for a process
+  // alone.
+  if (!marked_now(agreed).empty() && !std::exchange(state.turns.marked, true))
+    state.turns.again = true;
   plan_next_look(state.together, true);
   return outcome;
 }

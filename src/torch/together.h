@@ -9,6 +9,8 @@
 //
 //   first entry          each says what its model and its options are; others than those of the
 //                        first process are an error
+//   second entry         if a target may need products to run again: which ones each would, which
+//                        all of them do until there is a plan
 //   after a probe step   each says whether its call of the model can be run again. Either all of
 //                        them run it again, as it may contain collectives, or none does
 //   after measuring      each says what it measured; all make the same plan of it

@@ -144,13 +144,36 @@ TEST(Combine, KeepsTheOrderOfForwardOfTheLargestStep) {
   EXPECT_EQ(combined.holdings[0].held_bytes, 5);
 }
 
-TEST(Combine, LeavesOutWhatProductsTakeInProcessesThatWereAlone) {
-  Tables first = process({site("a", table({{2, 1}}))});
-  first.sites[0].remaking.emplace();
-  first.sites[0].remade = true;
-  const Tables combined = combine({first, first}).tables;
-  EXPECT_FALSE(combined.sites[0].remaking);
-  EXPECT_FALSE(combined.sites[0].remade);
+SiteRecord remade(std::string name, std::int64_t product, double ms, bool exact = false) {
+  SiteRecord record = site(std::move(name), table({{2, 1}}));
+  record.remade = true;
+  record.remaking = Remaking{.bytes = 1000, .exact = exact, .ms = ms, .product = product};
+  record.made_from = {"source"};
+  return record;
+}
+
+TEST(Combine, TakesProductsThatAllProcessesCanRunAgainAsSlowAsTheSlowest) {
+  // "b" is in one process alone, "c" cannot be made again in one, and "d" is exact, but no part of
+  // the largest step.
+  SiteRecord other = site("c", table({{2, 1}}));
+  const Tables large = process({remade("a", 1, 2), remade("c", 2, 1)}, 300);
+  const Tables small =
+      process({remade("a", 5, 3), remade("b", 1, 4), other, remade("d", 6, 1, true)}, 100);
+  const Tables combined = combine({small, large}).tables;
+  ASSERT_EQ(combined.sites.size(), 4U);
+  const SiteRecord &a = combined.sites[0], &c = combined.sites[1], &b = combined.sites[2],
+                   &d = combined.sites[3];
+  ASSERT_TRUE(a.remaking && b.remaking);
+  EXPECT_EQ(a.remaking->ms, 3);
+  EXPECT_EQ(a.remaking->product, 1);
+  EXPECT_EQ(a.made_from, std::vector<std::string>{"source"});
+  EXPECT_TRUE(a.remade);
+  // Both are the first product of their process, and not the same one.
+  EXPECT_NE(b.remaking->product, a.remaking->product);
+  EXPECT_FALSE(c.remaking);
+  EXPECT_FALSE(c.remade);
+  EXPECT_TRUE(c.made_from.empty());
+  EXPECT_FALSE(d.remaking);
 }
 
 TEST(Combine, KeepsTablesOfOneSiteForDifferentPacketsApart) {

@@ -16,6 +16,7 @@ namespace {
 struct Voice {
   const SiteRecord* record = nullptr;
   std::int64_t steps = 0;  // of that process
+  std::size_t rank = 0;
 };
 
 // The table of a site for packets of `root`; null if the process sees the site otherwise.
@@ -100,6 +101,28 @@ at::Tensor all_scores(const std::vector<Voice>& voices) {
   return scores.empty() ? at::Tensor() : at::cat(scores);
 }
 
+// How products make the tensor again, which takes as long as where it takes longest; nothing if one
+// process cannot. The bytes of the largest step are those that a plan counts, so what only others
+// keep exactly is none of its business.
+void combine_remaking(const std::vector<Voice>& voices, const SiteRecord* largest,
+                      SiteRecord& record) {
+  record.remaking.reset();
+  record.made_from.clear();
+  const bool all = std::all_of(voices.begin(), voices.end(), [](const Voice& voice) {
+    return voice.record->remaking.has_value();
+  });
+  const bool of_largest = largest && largest->own;
+  const Voice& first = voices.front();
+  if (!all || (!of_largest && first.record->remaking->exact)) return;
+  const SiteRecord& known = of_largest ? *largest : *first.record;
+  record.remaking = known.remaking;
+  record.made_from = known.made_from;
+  // Products are counted by each process for itself.
+  if (!of_largest) record.remaking->product += static_cast<std::int64_t>(first.rank + 1) << 32;
+  for (const Voice& voice : voices)
+    record.remaking->ms = std::max(record.remaking->ms, voice.record->remaking->ms);
+}
+
 // `voices` are in the order of ranks, `largest` is what the process with the largest step knows.
 SiteRecord combined(const std::vector<Voice>& voices, const SiteRecord* largest,
                     std::int64_t steps) {
@@ -110,9 +133,7 @@ SiteRecord combined(const std::vector<Voice>& voices, const SiteRecord* largest,
   const SiteRecord& first = *(leader == voices.end() ? voices.front() : *leader).record;
   SiteRecord record = first;
   record.ranges = record.norms = at::Tensor();
-  record.remaking.reset();
-  record.made_from.clear();
-  record.remade = record.runs_products = false;
+  combine_remaking(voices, largest, record);
   record.scores = all_scores(voices);
   record.last_step = -1;
   const auto mean_for = [&](const std::string& root) {
@@ -129,7 +150,9 @@ SiteRecord combined(const std::vector<Voice>& voices, const SiteRecord* largest,
     record.served_floor = std::max(record.served_floor, voice.record->served_floor);
     record.zero_exact |= voice.record->zero_exact;
     record.tried &= voice.record->tried;
+    record.remade &= voice.record->remade && record.remaking.has_value();
     record.stuck |= voice.record->stuck;
+    if (voice.record->exact_by.empty()) record.exact_by.clear();
     if (record.reference.elements == 0) record.reference = voice.record->reference;
   }
   if (largest && largest->reference.elements > 0) record.reference = largest->reference;
@@ -195,12 +218,12 @@ Combined combine(const std::vector<Tables>& ranks) {
     of_largest.emplace(record.name, &record);
     order.push_back(&record.name);
   }
-  for (const Tables& rank : ranks)
-    for (const SiteRecord& record : rank.sites) {
+  for (std::size_t rank = 0; rank < ranks.size(); ++rank)
+    for (const SiteRecord& record : ranks[rank].sites) {
       if (!record.own) continue;
       std::vector<Voice>& voices = sites[record.name];
       if (voices.empty() && !of_largest.contains(record.name)) order.push_back(&record.name);
-      voices.push_back({&record, rank.steps});
+      voices.push_back({&record, ranks[rank].steps, rank});
     }
   for (const std::string* name : order) {
     const auto found = sites.find(*name);

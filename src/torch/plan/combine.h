@@ -18,6 +18,7 @@
 //   holdings   those of the same process, for what leaves; a byte takes as long for it as in the
 //              process where it takes longest, and nothing leaves where one has nowhere to send it.
 //              What did not all leave in one process stays in all
+//   products   those that all processes can run again, as slow as where they take longest
 //
 // Everything here depends on the measurements alone, in the order of ranks, so that all processes
 // come to the same result.
@@ -46,9 +47,8 @@ struct Tables {
 
 struct Combined {
   // Sites in the order in which the process with the largest step has found them, then those that
-  // others have. What products take is left out. Errors are means over the processes that have the
-  // site, so that they can be combined again: a process that measures nothing new brings them along
-  // the next time.
+  // others have. Errors are means over the processes that have the site, so that they can be
+  // combined again: a process that measures nothing new brings them along the next time.
   Tables tables;
   std::vector<double> shares;  // of the processes that have each site
 
